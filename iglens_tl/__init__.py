@@ -1,0 +1,1 @@
+"""Exact layer-by-layer probability attribution for TransformerLens."""

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: this folder imports torch and numpy only."""
