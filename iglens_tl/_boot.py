@@ -89,32 +89,36 @@ def to_bridge(
     return bridge.eval()
 
 
-def to_hooked(hf_model: Any, tokenizer: Any, *, processed: bool, device: str | torch.device, dtype: torch.dtype) -> Any:
+def to_hooked(
+    hf_model: Any, tokenizer: Any, name: str, *, processed: bool, device: str | torch.device, dtype: torch.dtype
+) -> Any:
     """`hf_model`'s weights in a `HookedTransformer`; norms folded and the unembedding centred if `processed`."""
     from transformer_lens import HookedTransformer, loading_from_pretrained
 
     hf_config = copy.deepcopy(hf_model.config)
     hf_config.architectures = [type(hf_model).__name__]
+    if not hasattr(hf_config, "n_ctx"):  # GPT-2's translation reads it, and only old checkpoints have it
+        hf_config.n_ctx = hf_config.max_position_embeddings
     # TransformerLens guesses the architecture from a folder's name ("llama", "gemma"): this one has none.
     with tempfile.TemporaryDirectory(prefix="m") as folder, torch.no_grad():
         hf_config.save_pretrained(folder)
         config: Any = loading_from_pretrained.get_pretrained_model_config(
             folder, fold_ln=processed, device=str(device), dtype=dtype
         )
-        _complete_hooked_config(config, hf_model.config)
+        _complete_hooked_config(config, hf_model.config, name)
         state = loading_from_pretrained.get_pretrained_state_dict(folder, config, hf_model, dtype=dtype)
     model: Any = HookedTransformer(config, tokenizer=tokenizer)
     _load_once(model, state, processed=processed)
     return model.eval()
 
 
-def _complete_hooked_config(config: Any, hf_config: Any) -> None:
+def _complete_hooked_config(config: Any, hf_config: Any, name: str) -> None:
     """What TransformerLens's translation of a Hugging Face config leaves out or gets wrong."""
     theta = rope_theta(hf_config)
     if config.positional_embedding_type == "rotary" and theta is not None:
         config.rotary_base = int(theta)  # 2.18 leaves 10,000 for every Llama that it does not know by name
     config.n_ctx = min(config.n_ctx, _MAX_HOOKED_CTX)
-    config.model_name = str(getattr(hf_config, "_name_or_path", "")).rstrip("/").split("/")[-1] or "local"
+    config.model_name = name.rstrip("/").split("/")[-1]
 
 
 def rope_theta(hf_config: Any) -> float | None:
@@ -133,11 +137,7 @@ def _load_once(model: Any, state: dict[str, torch.Tensor], *, processed: bool) -
     model.load_state_dict = collect
     try:
         model.load_and_process_state_dict(
-            state,
-            fold_ln=processed,
-            center_writing_weights=False,
-            center_unembed=processed,
-            fold_value_biases=processed,
+            state, fold_ln=processed, center_writing_weights=False, center_unembed=processed, fold_value_biases=False
         )
     finally:
         del model.load_state_dict

@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,10 +75,8 @@ def demo_model(
     folder = demo_folder()
     hf_model = _boot.load_hf_model(folder, dtype)
     tokenizer = _load_tokenizer(folder)
-    if kind == "bridge":
-        name = f"HuggingFaceTB/{NAME}"
-        return _boot.to_bridge(hf_model, tokenizer, name, processed=processed, device=device, dtype=dtype)
-    return _boot.to_hooked(hf_model, tokenizer, processed=processed, device=device, dtype=dtype)
+    build = _boot.to_bridge if kind == "bridge" else _boot.to_hooked
+    return build(hf_model, tokenizer, f"HuggingFaceTB/{NAME}", processed=processed, device=device, dtype=dtype)
 
 
 def demo_folder() -> Path:
@@ -224,6 +223,7 @@ def _write_model(model: Any, gguf: Path, folder: Path) -> None:
     # The unembedding is the embedding (tied): stored once.
     state = {key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors makes it private
 
 
 def _write_tokenizer(gguf: Path, folder: Path) -> None:
