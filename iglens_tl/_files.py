@@ -70,5 +70,6 @@ def _fields_of(path: "str | os.PathLike[str]", kind: str, metadata: Mapping[str,
             "upgrade iglens_tl."
         )
     if header["kind"] != kind:
-        raise ValueError(f"{path} holds a {header['kind']}, not a {kind}: load it with {header['kind']}.load.")
+        found = header["kind"]
+        raise ValueError(f"{path} holds another kind of result, {found}, not {kind}: use {found}.load.")
     return header["fields"]
