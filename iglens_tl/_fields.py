@@ -93,17 +93,16 @@ def _raise_all(what: str, faults: Sequence[str]) -> None:
 
 def _canonicalise(result: ResultFields) -> None:
     """Labels as tuples and settings as plain JSON values, so that what is saved is what is loaded."""
-
-    def put(name: str, value: object) -> None:
+    plain = {name: _plain_json(name, getattr(result, name)) for name in ("settings", "provenance")}
+    for name, value in {**labels_as_tuples(plain_fields(result)), **plain}.items():
         object.__setattr__(result, name, value)
 
-    for name in ("state_labels", "segment_labels", "hidden_states"):
-        put(name, tuple(getattr(result, name)))
-    for name in ("token_strings", "target_strings", "incorrect_strings"):
-        rows = getattr(result, name)
-        put(name, None if rows is None else tuple(tuple(row) for row in rows))
-    for name in ("settings", "provenance"):
-        put(name, _plain_json(name, getattr(result, name)))
+
+def labels_as_tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels and strings among the fields, as the tuples that they are declared to be."""
+    labels = {name: tuple(plain[name]) for name in ("state_labels", "segment_labels", "hidden_states")}
+    grids = {name: plain[name] for name in ("token_strings", "target_strings", "incorrect_strings")}
+    return {**labels, **{name: rows and tuple(tuple(row) for row in rows) for name, rows in grids.items()}}
 
 
 def _plain_json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:

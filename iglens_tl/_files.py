@@ -19,7 +19,7 @@ KEY = "iglens_tl"
 FORMAT = 1
 
 
-def write(path: "str | os.PathLike[str]", kind: str, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
     """Write `tensors` and `plain` (JSON values) as a file that says it holds a `kind`; whole, or not at all."""
     header = json.dumps({"format": FORMAT, "kind": kind, "fields": plain}, ensure_ascii=True, sort_keys=True)
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
@@ -36,7 +36,7 @@ def _replace(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
 
 
-def read(path: "str | os.PathLike[str]", kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(path: str | Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the other fields of a file that `write` made.
 
     Raises:
@@ -57,7 +57,7 @@ def _metadata(data: bytes) -> dict[str, str]:
     return json.loads(data[8 : 8 + size]).get("__metadata__", {})
 
 
-def _fields_of(path: "str | os.PathLike[str]", kind: str, metadata: Mapping[str, str]) -> dict[str, Any]:
+def _fields_of(path: str | Path, kind: str, metadata: Mapping[str, str]) -> dict[str, Any]:
     if KEY not in metadata:
         raise ValueError(
             f'{path} is a safetensors file, but holds no result of iglens_tl: it has no metadata key "{KEY}" '

@@ -10,11 +10,10 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -176,10 +175,17 @@ def _without_formula(entry: Any) -> Any:
     return "'" + entry if isinstance(entry, str) and entry.startswith(_FORMULA_STARTS) else entry
 
 
-def write_text(text: str, target: "str | os.PathLike[str] | TextIO") -> None:
+@runtime_checkable
+class TextStream(Protocol):
+    """What text can be written to: an open file, `sys.stdout`, `io.StringIO`."""
+
+    def write(self, s: str, /) -> object: ...
+
+
+def write_text(text: str, target: str | Path | TextStream) -> None:
     """To a path as UTF-8, or to an open text stream; a lone surrogate, as a backslash escape."""
     data = text.encode("utf-8", errors="backslashreplace")
-    if isinstance(target, (str, os.PathLike)):
-        Path(target).write_bytes(data)
-    else:
+    if isinstance(target, TextStream):
         target.write(data.decode("utf-8"))
+    else:
+        Path(target).write_bytes(data)

@@ -30,17 +30,17 @@ Onset(mass, fraction 0.5: segment 1)
 1         4   Paris       1             2     0.8
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from iglens_tl import _files, _onset, _tables
-from iglens_tl._fields import AXES, ResultFields, map_tensors, plain_fields
+from iglens_tl._fields import AXES, ResultFields, labels_as_tuples, map_tensors, plain_fields
 
 if TYPE_CHECKING:
     import pandas
@@ -177,7 +177,7 @@ class IGLensResult(ResultFields):
         """
         return _tables.long_frame(self)
 
-    def to_csv(self, path: "str | os.PathLike[str] | TextIO", *, spreadsheet_safe: bool = True) -> None:
+    def to_csv(self, path: str | Path | _tables.TextStream, *, spreadsheet_safe: bool = True) -> None:
         """Write the long table as CSV (UTF-8), to a path or an open text stream.
 
         A text that a spreadsheet would run as a formula (it starts with =, +, -, @, a tab, a line break, or a
@@ -188,20 +188,20 @@ class IGLensResult(ResultFields):
         """
         _tables.write_text(_tables.csv_text(self.to_dataframe(), spreadsheet_safe), path)
 
-    def to_json(self, path: "str | os.PathLike[str] | TextIO") -> None:
+    def to_json(self, path: str | Path | _tables.TextStream) -> None:
         """Write the long table as JSON, a list with one object a row, to a path or an open text stream.
 
         Plain ASCII, so any text comes back equal; a number that is missing or not finite is null.
         """
         _tables.write_text(_tables.json_text(self.to_dataframe()), path)
 
-    def save(self, path: "str | os.PathLike[str]") -> None:
+    def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file. Loading and saving again gives the same bytes."""
         tensors = {name: tensor for name, tensor in map_tensors(self, _itself).items() if tensor is not None}
         _files.write(path, type(self).__name__, tensors, plain_fields(self))
 
     @classmethod
-    def load(cls, path: "str | os.PathLike[str]") -> "IGLensResult":
+    def load(cls, path: str | Path) -> "IGLensResult":
         """Read what `save` wrote; needs neither a model nor TransformerLens.
 
         Raises:
@@ -209,7 +209,7 @@ class IGLensResult(ResultFields):
             ValueError: for a file of another kind or of a newer format, saying which.
         """
         tensors, plain = _files.read(path, cls.__name__)
-        found: dict[str, Any] = {**dict.fromkeys(AXES), **tensors, **plain}
+        found: dict[str, Any] = {**dict.fromkeys(AXES), **tensors, **plain, **labels_as_tuples(plain)}
         return cls(**found)
 
     def select(self, batch: Index = None, pos: Index = None) -> "IGLensResult":

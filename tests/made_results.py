@@ -1,10 +1,23 @@
 """Results made by hand, for the tests of everything that reads a result."""
 
+import contextlib
+
+import jaxtyping
+import pytest
 import torch
 
 from iglens_tl.results import IGLensResult
 
 NAN = float("nan")
+
+
+@contextlib.contextmanager
+def refused(message):
+    """A ValueError that says `message`; where the tests run with a shape checker, its error, which then comes first."""
+    with pytest.raises((ValueError, jaxtyping.TypeCheckError)) as caught:
+        yield
+    if isinstance(caught.value, ValueError):
+        caught.match(message)
 
 
 def make(values, *, is_top=None, mask=None, targets=None, **changes):

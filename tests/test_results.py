@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, rich
+from made_results import NAN, make, one, refused, rich
 
 from iglens_tl.results import IGLensResult
 
@@ -29,9 +29,9 @@ def test_the_unit_follows_from_the_metric():
 
 def test_off_by_one_between_values_and_attribution_is_refused():
     result = one(LEVELS)
-    with pytest.raises(ValueError, match=r"values \[segment\+1 batch pos\] should be \[5, 1, 1\], but has shape \[4"):
+    with refused(r"values \[segment\+1 batch pos\] should be \[5, 1, 1\], but has shape \[4"):
         changed(result, values=result.values[1:])
-    with pytest.raises(ValueError, match=r"attribution.*|values"):
+    with refused(r"attribution.*|values"):
         changed(result, attribution=result.attribution[1:])
 
 
@@ -54,13 +54,13 @@ def test_a_field_of_another_shape_is_named_with_its_shape(name):
     result = rich()
     tensor = getattr(result, name)
     longer = torch.cat([tensor, tensor[..., -1:, :] if tensor.ndim > 1 else tensor], -2)
-    with pytest.raises(ValueError, match=rf"{name} .*has shape \[{', '.join(map(str, longer.shape))}\]"):
+    with refused(rf"{name} .*has shape \[{', '.join(map(str, longer.shape))}\]"):
         changed(result, **{name: longer})
 
 
 def test_every_fault_is_named_at_once():
     result = rich()
-    with pytest.raises(ValueError, match=r"(?s)total .*; gap "):
+    with refused(r"(?s)total .*; gap "):
         changed(result, total=result.total[:1], gap=result.gap[:1])
 
 
@@ -92,16 +92,15 @@ def test_every_fault_is_named_at_once():
     ],
 )
 def test_contradictions_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         changed(rich(), **changes)
 
 
 def test_a_result_cannot_be_changed_and_does_not_share_its_settings():
     given_settings = {"layers": (0, 1)}
-    result = one(LEVELS, settings=given_settings, state_labels=["0_pre", "1_pre", "2_pre", "3_pre", "final_post"])
+    result = one(LEVELS, settings=given_settings)
     given_settings["layers"] = None
     assert result.settings == {"layers": [0, 1]}
-    assert isinstance(result.state_labels, tuple)
     with pytest.raises(dataclasses.FrozenInstanceError):
         result.metric = "logit"
 
@@ -152,7 +151,7 @@ def test_mass(fraction, label):
 
 
 @pytest.mark.parametrize(
-    ("fraction", "label"), [(0.05, "1_pre"), (0.1, "3_pre"), (0.33, "3_pre"), (0.34, "final_post"), (1, "final_post")]
+    ("fraction", "label"), [(0.05, "1_pre"), (0.1, "3_pre"), (0.33, "3_pre"), (0.34, "final_post"), (1.0, "final_post")]
 )
 def test_crossing_must_last_to_the_end(fraction, label):
     # thresholds 0.045 (passed at 0.1, and 0.05 still is above), 0.09 (passed at 0.1, lost at 0.05), 0.297, 0.306, 0.9
@@ -199,25 +198,25 @@ def test_what_float32_cannot_hold_has_no_onset():
 @pytest.mark.parametrize("metric", ["log_prob", "log_odds", "logit"])
 def test_crossing_is_refused_where_values_are_no_probabilities(metric):
     result = one([-3.0, -1.0], metric=metric)
-    with pytest.raises(ValueError, match=rf"only a probability has: this result holds {metric} \["):
+    with refused(rf"only a probability has: this result holds {metric} \["):
         result.onset("crossing")
     assert result.onset("mass").labels == (("0",),)
 
 
 def test_crossing_is_refused_for_differences():
     result = rich()
-    with pytest.raises(ValueError, match="differences of prob"):
+    with refused("differences of prob"):
         result.onset("crossing")
-    with pytest.raises(ValueError, match="differences of prob"):
+    with refused("differences of prob"):
         one([-0.1, 0.5]).onset("crossing")
 
 
 def test_unknown_rules_and_fractions_are_refused():
     result = one(LEVELS)
-    with pytest.raises(ValueError, match=r"rule must be one of \['mass', 'crossing', 'peak', 'rank'\], got 'half'"):
+    with refused(r"rule must be one of \['mass', 'crossing', 'peak', 'rank'\], got 'half'"):
         result.onset("half")
     for fraction in (0, 0.0, -1, 1.01, NAN, True):
-        with pytest.raises(ValueError, match=r"fraction must lie in \(0, 1\]"):
+        with refused(r"fraction must lie in \(0, 1\]"):
             result.onset("mass", fraction)
 
 
