@@ -38,7 +38,9 @@ class TokenSet:
 
     def __init__(self, tokens: Iterable[str | int]) -> None:
         if isinstance(tokens, (str, bytes)):
-            raise TypeError(f"TokenSet takes a list of tokens, got the single string {tokens!r}; write TokenSet([...]).")
+            raise TypeError(
+                f"TokenSet takes a list of tokens, got the single string {tokens!r}; write TokenSet([...])."
+            )
         members = tuple(tokens)
         if not members:
             raise ValueError("TokenSet needs at least one token, got none.")

@@ -96,6 +96,15 @@ class Levels:
         """The same, detached and on the CPU."""
         return Levels(*(getattr(self, name).detach().cpu() for name in _FIELDS))
 
+    def at(self, rows: slice | Tensor) -> Levels:
+        """Those of some rows."""
+        return Levels(*(getattr(self, name)[..., rows] for name in _FIELDS))
+
+    @staticmethod
+    def join(parts: Sequence[Levels]) -> Levels:
+        """Those of all parts' rows, in order."""
+        return Levels(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in _FIELDS))
+
 
 _FIELDS = ("log_target", "log_rest", "logit", "log_top", "is_top")
 _METRICS: dict[str, Callable[[Levels], Tensor]] = {
@@ -180,7 +189,7 @@ def read(
             logits = readout.logits(rows(start, stop), None if buffer is None else buffer[: stop - start])
             ids = [group.to(readout.device) for group in groups(start, stop)]
             parts += _levels_in_blocks(logits, ids)
-    return Levels(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in _FIELDS))
+    return Levels.join(parts)
 
 
 def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor]) -> list[Levels]:

@@ -47,13 +47,17 @@ def _id_of_string(host: Host, text: str, name: str) -> int:
         )
     unknown = getattr(host.tokenizer, "unk_token_id", None)
     if ids[0] == unknown and text != getattr(host.tokenizer, "unk_token", None):
-        raise ValueError(f"{name}: {text!r} is not in the vocabulary (the tokenizer gives its unknown token, id {unknown}).")
+        raise ValueError(
+            f"{name}: {text!r} is not in the vocabulary (the tokenizer gives its unknown token, id {unknown})."
+        )
     return ids[0]
 
 
 def _within(host: Host, token: int, name: str) -> int:
     if not 0 <= token < host.d_vocab_out:
-        raise ValueError(f"{name}: token ids must lie in [0, {host.d_vocab_out}), the width of the logits; got {token}.")
+        raise ValueError(
+            f"{name}: token ids must lie in [0, {host.d_vocab_out}), the width of the logits; got {token}."
+        )
     return token
 
 
@@ -130,7 +134,9 @@ def _next_tokens(plan: PositionPlan, prompts: Prompts | None, host: Host) -> tup
     ids = prompts.tokens[batch, following]
     wrong = ids[kept.mask & (ids >= host.d_vocab_out)].unique().tolist()
     if wrong:
-        raise ValueError(f"targets=NEXT: ids {shorten(wrong)} are inputs without an output (d_vocab_out {host.d_vocab_out}).")
+        raise ValueError(
+            f"targets=NEXT: ids {shorten(wrong)} are inputs without an output (d_vocab_out {host.d_vocab_out})."
+        )
     return ids[..., None].clone(), kept
 
 
@@ -139,7 +145,9 @@ def refuse_overlap(target: Ids, incorrect: Ids, mask: Tensor) -> None:
     same = (target[..., :, None] == incorrect[..., None, :]) & (target[..., :, None] != PAD)
     if bool((same.any(-1).any(-1) & mask).any()):
         shared = target[..., :, None].expand_as(same)[same & mask[..., None, None]].unique().tolist()
-        raise ValueError(f"targets and incorrect_targets share token id {shorten(shared)}: their difference says nothing.")
+        raise ValueError(
+            f"targets and incorrect_targets share token id {shorten(shared)}: their difference says nothing."
+        )
 
 
 def target_texts(host: Host, ids: Ids, mask: Tensor) -> tuple[tuple[str, ...], ...]:

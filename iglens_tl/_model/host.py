@@ -56,9 +56,10 @@ class Host:
     def max_tokens(self) -> int | None:
         """The longest prompt, None where positions are not finite (ALiBi, state-space models)."""
         cfg = self.model.cfg
-        if getattr(cfg, "positional_embedding_type", None) in ("alibi", "none", None) or "mamba" in architecture(
-            self.model
-        ).lower():
+        if (
+            getattr(cfg, "positional_embedding_type", None) in ("alibi", "none", None)
+            or "mamba" in architecture(self.model).lower()
+        ):
             return None
         return int(cfg.n_ctx)
 
@@ -197,7 +198,9 @@ def quiet(*modules: torch.nn.Module | None) -> Iterator[None]:
     see them nor change them.
     """
     kept: list[tuple[dict[str, Any], str, Any]] = []
-    points = [part for module in modules if module is not None for part in module.modules() if isinstance(part, HookPoint)]
+    points = [
+        part for module in modules if module is not None for part in module.modules() if isinstance(part, HookPoint)
+    ]
     for point in points:
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             hooks = vars(point).get(name)
@@ -213,7 +216,9 @@ def quiet(*modules: torch.nn.Module | None) -> Iterator[None]:
 
 def hooked_points(*modules: torch.nn.Module | None) -> list[str]:
     """Names of the hook points inside these modules that carry forward hooks."""
-    points = [part for module in modules if module is not None for part in module.modules() if isinstance(part, HookPoint)]
+    points = [
+        part for module in modules if module is not None for part in module.modules() if isinstance(part, HookPoint)
+    ]
     return [str(point.name) for point in points if point.fwd_hooks]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,9 +57,8 @@ def run_and_collect(
     tokens: Tensor,
     attention_mask: Tensor | None,
     wanted: Sequence[Wanted],
-    select_logits: Select,
 ) -> tuple[list[Tensor], Tensor]:
-    """One forward pass that keeps the wanted parts of the states and of the logits.
+    """One forward pass that keeps the wanted parts of the states, and its logits `[batch, seq, d_vocab_out]`.
 
     Hooks are added through the model's own `hooks` context, so the user's hooks run before them and stay where they are.
     """
@@ -84,7 +83,7 @@ def run_and_collect(
             f"the model must return logits [batch, pos, d_vocab] for tokens of shape {tuple(tokens.shape)}; got "
             f"{tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__}."
         )
-    return [kept[place] for place in range(len(wanted))], select_logits(logits.detach()).clone()
+    return [kept[place] for place in range(len(wanted))], logits.detach()
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,3 @@ def prefix_mean(mask: Tensor, batch: Tensor, pos: Tensor) -> Select:
 def rows_at(batch: Tensor, pos: Tensor) -> Select:
     """The selected rows, `[rows, d]`."""
     return lambda full: full[batch.to(full.device), pos.to(full.device)]
-
-
-def is_mapping(thing: object) -> bool:
-    return isinstance(thing, Mapping)
