@@ -70,8 +70,8 @@ def merged_label(first: str, last: str) -> str:
 
 def group_credits(result: ResultFields, token: Token, groups: Sequence[Group]) -> list[float]:
     """The summed credit of each group of segments, for one token."""
-    credits = result.attribution[(slice(None), *token)]
-    return [float(credits[group.start : group.stop].sum()) for group in groups]
+    credits: list[float] = result.attribution[(slice(None), *token)].tolist()
+    return [sum(credits[group.start : group.stop]) for group in groups]
 
 
 def _value(result: ResultFields, state: int, token: Token) -> float:
@@ -96,10 +96,15 @@ def profile_columns(result: ResultFields, token: Token, groups: Sequence[Group])
 
 def map_columns(result: ResultFields, tokens: Sequence[Token], groups: Sequence[Group], levels: bool) -> list[Column]:
     """The columns of a map, a row for each token: who it is, its credits by group, what they sum to."""
-    return [*_who(result, tokens), *_credit_columns(result, tokens, groups, levels), *_sums(result, tokens)]
+    return [
+        *who_columns(result, tokens),
+        *credit_columns(result, tokens, groups, levels),
+        *sum_columns(result, tokens),
+    ]
 
 
-def _who(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
+def who_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
+    """Where each token stands, its text, and the target that is read there."""
     columns = [Column("pos", [str(int(result.positions[token])) for token in tokens])]
     if result.mask.shape[0] > 1:
         columns.insert(0, Column("batch", [str(row) for row, _ in tokens]))
@@ -116,9 +121,10 @@ def token_at(result: ResultFields, token: Token) -> str:
     return "" if result.token_strings is None else result.token_strings[token[0]][int(result.positions[token])]
 
 
-def _credit_columns(
+def credit_columns(
     result: ResultFields, tokens: Sequence[Token], groups: Sequence[Group], levels: bool
 ) -> list[Column]:
+    """A column of credits for each group of segments, with the level at its end beside it if asked for."""
     rows = [group_credits(result, token, groups) for token in tokens]
     columns: list[Column] = []
     for index, group in enumerate(groups):
@@ -130,7 +136,9 @@ def _credit_columns(
     return columns
 
 
-def _sums(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
+def sum_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
+    """What each token's credits add up to, and its onset."""
+
     def column(title: str, tensor: Tensor, write: Callable[[float], str]) -> Column:
         return Column(title, [write(float(tensor[token])) for token in tokens])
 

@@ -8,17 +8,18 @@ from iglens_tl._display import cells, head, pad, tail
 from iglens_tl._fields import ResultFields
 from iglens_tl._layout import (
     Column,
-    Group,
     Token,
+    credit_columns,
     grouped,
     headings,
-    map_columns,
     map_note,
     profile_columns,
     profile_summary,
     reading,
     shown_tokens,
+    sum_columns,
     title,
+    who_columns,
 )
 
 _NAME = 11  # columns for the name of a heading
@@ -75,7 +76,7 @@ def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool) -
     if not tokens:
         return ["no token to show: mask is False everywhere", ""]
     shown = tokens[:max_rows]
-    lines = _lines(map_columns(result, shown, _fitting(result, shown, width, levels), levels), " ", width)
+    lines = _lines(_fitted(result, shown, width, levels), " ", width)
     missing = len(tokens) - len(shown)
     return [
         *lines,
@@ -85,15 +86,17 @@ def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool) -
     ]
 
 
-def _fitting(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool) -> list[Group]:
-    """As many groups of segments as the width has room for, at least one."""
-    count = min(result.n_segments, max(width // 2, 1))
+def _fitted(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool) -> list[Column]:
+    """The columns of a map, with as many groups of segments as the width has room for, at least one."""
+    who, sums = who_columns(result, tokens), sum_columns(result, tokens)
+    room = width - cells(_lines([*who, *sums], " ", width)[0]) - 1
+    count = max(1, min(result.n_segments, room // 2))
     while True:
-        groups = grouped(result.segment_labels, count)
-        line = cells(_lines(map_columns(result, tokens, groups, levels), " ", width)[0])
-        if line <= width or count == 1:
-            return groups
-        count = max(1, count - max(1, (line - width) // 20))  # a group takes up to about 20 columns
+        credits = credit_columns(result, tokens, grouped(result.segment_labels, count), levels)
+        over = cells(_lines(credits, " ", width)[0]) - room
+        if over <= 0 or count == 1:
+            return [*who, *credits, *sums]
+        count = max(1, count - max(1, over // 20))  # a group takes up to about 20 columns
 
 
 def _lines(columns: Sequence[Column], gap: str, width: int) -> list[str]:
