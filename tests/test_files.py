@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from made_results import make, one, rich
 
 from iglens_tl.results import IGLensResult
+from tests.made_results import make, one, rich
 
 
 @pytest.mark.parametrize("result", [rich(), one([0.1, 0.9]), make([[[0.0]], [[1.0]]], mask=[[False]])])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, refused, rich
 
 from iglens_tl.results import IGLensResult
+from tests.made_results import NAN, make, one, refused, rich
 
 LEVELS = [0.0, 0.1, 0.05, 0.3, 0.9]  # credits 0.1, -0.05, 0.25, 0.6
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, rich
+
+from tests.made_results import NAN, make, one, rich
 
 AWKWARD = [
     "a\nb",
