@@ -105,7 +105,7 @@ def ig_lens(
     """
     one_of("metric", metric, tuple(METRICS))
     one_of("estimator", estimator, ESTIMATORS)
-    whole_number("n_steps", n_steps, 1)
+    n_steps = whole_number("n_steps", n_steps, 1)
     budget = memory_size(max_memory)
     if metric == "logit" and any(_has_set(spec) for spec in (targets, incorrect_targets)):
         raise ValueError(
