@@ -89,10 +89,10 @@ def settle(request: Request) -> Settled:
 
 
 def _check_source(request: Request, host: Host, view: CacheView | None, states: StatePlan) -> None:
+    check_states_exist(host, states.halves)
     if view is not None:
         view.require(states.halves)
         return
-    check_states_exist(host, states.halves)
     if request.input is None:
         raise TypeError("a model needs a prompt or token ids as the second argument, or cache=.")
     if request.logits is not None:
