@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 METRICS = {"prob": "probability", "log_prob": "nats", "log_odds": "nats", "logit": "logits"}
 """Each metric and the unit of its values and credits."""
@@ -38,6 +39,11 @@ def shorten(items: Iterable[object], limit: int = 6) -> str:
     return ", ".join(texts[:limit]) + f", ... ({len(texts)} in all)"
 
 
+def plain(value: Any) -> Any:
+    """A number or array of numpy or torch as Python's own number or list; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def one_of(name: str, value: object, choices: Sequence[str]) -> str:
     """Return `value` if it is one of `choices`, else raise a ValueError that lists them."""
     if isinstance(value, str) and value in choices:
@@ -49,10 +55,11 @@ def whole_number(name: str, value: object, minimum: int, maximum: int | None = N
     """Return `value` as an int within the bounds; bools and floats are refused."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__}).")
-    if value < minimum or (maximum is not None and value > maximum):
+    number = int(value)
+    if number < minimum or (maximum is not None and number > maximum):
         bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
-        raise ValueError(f"{name} must be {bounds}, got {int(value)}.")
-    return int(value)
+        raise ValueError(f"{name} must be {bounds}, got {number}.")
+    return number
 
 
 def fraction(name: str, value: object) -> float:

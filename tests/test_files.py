@@ -33,6 +33,12 @@ def test_the_bytes_do_not_depend_on_the_process(tmp_path):
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
 
 
+def test_the_order_of_settings_does_not_matter(tmp_path):
+    for name, settings in (("a", {"x": 1, "y": 2}), ("b", {"y": 2, "x": 1})):
+        one([0.1, 0.9], settings=settings).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
 def test_nan_payloads_and_negative_zero_survive(tmp_path):
     odd = torch.tensor([0x7FF8000000000123, -0x8000000000000000, 0x7FF0000000000000]).view(torch.float64)
     result = make([[[0.0] * 3], [[1.0] * 3]], model_value=odd[None])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -73,6 +74,8 @@ def target_ids(
         if spec is TOP:
             return None, plan
         return _next_tokens(plan, prompts, host)
+    if isinstance(spec, np.ndarray):
+        spec = torch.as_tensor(spec)
     if isinstance(spec, Tensor) and spec.ndim > 0:
         return _broadcast(host, spec, shape, name), plan
     if isinstance(spec, (list, tuple)):
@@ -106,9 +109,10 @@ def _broadcast(host: Host, spec: Tensor, shape: torch.Size, name: str) -> Ids:
     try:
         ids = ids.broadcast_to(shape)
     except RuntimeError:
-        hint = f" For one target a prompt pass a list, or tensor[:, None]." if ids.ndim == 1 else ""  # noqa: F541
+        hint = " For one target a prompt pass a list, or tensor[:, None]." if ids.ndim == 1 else ""
         raise ValueError(
-            f"{name} of shape {tuple(spec.shape)} do not broadcast to [batch, pos] = {tuple(shape)} of the selected positions.{hint}"
+            f"{name} of shape {tuple(spec.shape)} do not broadcast to [batch, pos] = {tuple(shape)} of the selected "
+            f"positions.{hint}"
         ) from None
     wrong = ids[(ids < 0) | (ids >= host.d_vocab_out)].unique().tolist()
     if wrong:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -105,7 +105,8 @@ def _kind(model: Any) -> Literal["hooked", "bridge"]:
         raise TypeError(
             "ig_lens needs a HookedTransformer, a TransformerBridge or an ActivationCache of one; got "
             f"{type(model).__module__}.{type(model).__name__}. Wrap a Hugging Face model with "
-            "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)."
+            "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer), or before TransformerLens 3 with "
+            "HookedTransformer.from_pretrained(name, hf_model=model, tokenizer=tokenizer)."
         )
     return "bridge" if hasattr(model, "original_model") and hasattr(model, "adapter") else "hooked"
 
@@ -191,7 +192,7 @@ def _width_of_logits(model: Any) -> int:
 
 
 @contextmanager
-def quiet(*modules: torch.nn.Module | None) -> Iterator[None]:
+def quiet(*modules: torch.nn.Module | None) -> Generator[None]:
     """Detach the hooks that sit on TransformerLens's hook points inside these modules, and put them back.
 
     The readout calls `ln_final` and `unembed` on rows that are no forward pass of the user's: a user's hook must neither
