@@ -1,0 +1,220 @@
+"""The head-once readout: a residual state -> a value of a target token, in row chunks.
+
+`f(h) = value(softmax(transform(unembed(norm(h)))))[y]` is pointwise in `h`: rows are independent, so all states of all
+tokens are stacked to `[rows, d_model]` and read together. Of a chunk's logits only a few numbers a row are kept (log of
+the target's share, of the rest's, the largest logit), so memory depends on neither the layers nor the positions.
+
+Accuracy: torch's float32 `softmax` over a large vocabulary is off by up to 3e-5. Here the exponentials are summed in
+the readout's precision after the row's maximum is taken off, target and rest apart, and everything after that sum is
+float64: the error that remains is that of the logits. "Rest" is never `1 - p`, so log-odds of a near-certain token
+keep their digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 20
+"""Logits handled at a time after the matrix product: 4 MB in float32, which stays in the cache."""
+
+DEFAULT_BUDGET = 64 * 2**20
+"""Bytes for a chunk of logits where the caller names no budget (and the device is a CPU)."""
+
+PAD = -1
+"""Filler in a row of target ids."""
+
+_UNDERFLOW = 1e-30
+"""Sums of float32 exponentials below this have lost digits."""
+
+
+@dataclass(frozen=True)
+class Readout:
+    """A model's final norm, unembedding and output transform as functions of rows.
+
+    Args:
+        norm: `[rows, d_model] -> [rows, d_model]`.
+        unembed: `[rows, d_model] -> [rows, d_vocab]`; may write into the tensor that it is handed as second argument.
+        transform: what the model does to the logits after the unembedding (soft-cap, scale), or None for nothing.
+        d_model, d_vocab: widths of the residual stream and of the logits.
+        device, dtype: where, and in what precision, rows are read.
+    """
+
+    norm: Callable[[Tensor], Tensor]
+    unembed: Callable[[Tensor, Tensor | None], Tensor]
+    transform: Callable[[Tensor], Tensor] | None
+    d_model: int
+    d_vocab: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def logits(self, rows: Float[Tensor, "rows d_model"], out: Tensor | None = None) -> Float[Tensor, "rows d_vocab"]:
+        """Logits of rows; half-precision logits come back in float32."""
+        logits = self.unembed(self.norm(rows.to(self.device, self.dtype)), out)
+        if self.transform is not None:
+            logits = self.transform(logits)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def rows_per_chunk(self, budget: int | None, copies: int = 1) -> int:
+        """How many rows of logits fit the budget (bytes), `copies` times over; at least one."""
+        item = 8 if self.dtype == torch.float64 else 4
+        if budget is None:
+            budget = DEFAULT_BUDGET if self.device.type == "cpu" else 8 * DEFAULT_BUDGET
+        if self.transform is not None:
+            copies += 1
+        return max(1, budget // (copies * item * self.d_vocab))
+
+
+@dataclass(frozen=True)
+class Levels:
+    """What is kept of a row's logits; every field float64 but `is_top`.
+
+    Args:
+        log_target: log of the target group's probability, `[group, rows]`.
+        log_rest: log of one minus that probability, `[group, rows]`.
+        logit: the target's logit (log-sum-exp of the logits for a set), `[group, rows]`.
+        log_top: log-probability of the most probable token, `[rows]`.
+        is_top: whether a token of the first group has the largest logit, `[rows]`.
+    """
+
+    log_target: Float[Tensor, "group rows"]
+    log_rest: Float[Tensor, "group rows"]
+    logit: Float[Tensor, "group rows"]
+    log_top: Float[Tensor, "rows"]
+    is_top: Bool[Tensor, "rows"]
+
+    def value(self, metric: str) -> Float[Tensor, "rows"]:
+        """The metric of the first group, less that of the second where there is one, `[rows]`."""
+        values = _METRICS[metric](self)
+        return values[0] if len(values) == 1 else values[0] - values[1]
+
+    def cpu(self) -> Levels:
+        """The same, detached and on the CPU."""
+        return Levels(*(getattr(self, name).detach().cpu() for name in _FIELDS))
+
+    def at(self, rows: slice | Tensor) -> Levels:
+        """Those of some rows."""
+        return Levels(*(getattr(self, name)[..., rows] for name in _FIELDS))
+
+    @staticmethod
+    def join(parts: Sequence[Levels]) -> Levels:
+        """Those of all parts' rows, in order."""
+        return Levels(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in _FIELDS))
+
+
+_FIELDS = ("log_target", "log_rest", "logit", "log_top", "is_top")
+_METRICS: dict[str, Callable[[Levels], Tensor]] = {
+    "prob": lambda levels: levels.log_target.exp(),
+    "log_prob": lambda levels: levels.log_target,
+    "log_odds": lambda levels: levels.log_target - levels.log_rest,
+    "logit": lambda levels: levels.logit,
+}
+
+
+def levels_of_logits(
+    logits: Float[Tensor, "rows d_vocab"], groups: Sequence[Int[Tensor, "rows _"]], overwrite: bool = False
+) -> Levels:
+    """Reduce logits to `Levels`; differentiable unless `overwrite` lets it use the logits' memory.
+
+    Args:
+        logits: `[rows, d_vocab]`, float32 or float64.
+        groups: one or two groups of target ids, each `[rows, width]`, filled up with `PAD`; groups share no id.
+        overwrite: destroy `logits` to save memory.
+    """
+    top = logits.detach().amax(-1, keepdim=True)
+    targets = [_gather(logits, ids) - top.double() for ids in groups]
+    logs = [torch.logsumexp(target, -1) for target in targets]
+    log_rest = _log_rest(logits, top, torch.cat(list(groups), dim=-1), overwrite)
+    log_total = torch.logsumexp(torch.stack([log_rest, *logs]), 0)
+    others = [torch.logsumexp(torch.stack([log_rest, *logs[:i], *logs[i + 1 :]]), 0) for i in range(len(logs))]
+    return Levels(
+        log_target=torch.stack(logs) - log_total,
+        log_rest=torch.stack(others) - log_total,
+        logit=torch.stack(logs) + top[:, 0].double(),
+        log_top=-log_total,
+        is_top=(targets[0] >= 0).any(-1),
+    )
+
+
+def _gather(logits: Tensor, ids: Tensor) -> Tensor:
+    picked = logits.gather(-1, ids.clamp(min=0)).double()
+    return picked.masked_fill(ids == PAD, -torch.inf)
+
+
+def _log_rest(logits: Tensor, top: Tensor, ids: Tensor, overwrite: bool) -> Tensor:
+    """Log of the summed `exp(logit - top)` over all tokens but the targets, `[rows]` float64."""
+    columns = torch.where(ids == PAD, ids[:, :1], ids)  # a filler points to the row's first id, dropped anyway
+    if overwrite:
+        shifted = logits.sub_(top).scatter_(-1, columns, -torch.inf)
+    else:
+        shifted = (logits - top).scatter(-1, columns, -torch.inf)
+    rest = shifted.exp().sum(-1).double()
+    if bool((rest > _UNDERFLOW).all()):
+        return rest.log()
+    second = shifted.detach().amax(-1, keepdim=True)  # a near-certain target: scale by the largest of the rest instead
+    second = torch.where(second.isfinite(), second, torch.zeros_like(second))
+    return second[:, 0].double() + (shifted - second).exp().sum(-1).double().log()
+
+
+def read(
+    readout: Readout,
+    rows: Callable[[int, int], Float[Tensor, "rows d_model"]],
+    groups: Callable[[int, int], Sequence[Int[Tensor, "rows _"]]],
+    n_rows: int,
+    budget: int | None = None,
+) -> Levels:
+    """Read `n_rows` rows in chunks, without gradients.
+
+    Args:
+        readout: the model's norm, unembedding and output transform.
+        rows: `(start, stop) -> [rows, d_model]`, so that the stack of all rows need not exist.
+        groups: `(start, stop) ->` the target ids of those rows (see `levels_of_logits`).
+        n_rows: how many rows there are.
+        budget: bytes that a chunk of logits may take.
+
+    Returns:
+        `Levels` of all rows, on the CPU.
+    """
+    chunk = min(n_rows, readout.rows_per_chunk(budget))
+    plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
+    parts: list[Levels] = []
+    with torch.no_grad():
+        buffer = torch.empty(chunk, readout.d_vocab, dtype=readout.dtype, device=readout.device) if plain else None
+        for start in range(0, n_rows, chunk):
+            stop = min(start + chunk, n_rows)
+            logits = readout.logits(rows(start, stop), None if buffer is None else buffer[: stop - start])
+            ids = [group.to(readout.device) for group in groups(start, stop)]
+            parts += _levels_in_blocks(logits, ids)
+    return Levels.join(parts)
+
+
+def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor]) -> list[Levels]:
+    """Reduce a chunk a few rows at a time, so that the passes after the product find the logits in the cache."""
+    on_cpu = logits.device.type == "cpu"
+    block = max(1, BLOCK_ELEMENTS // logits.shape[-1]) if on_cpu else len(logits)
+    return [
+        levels_of_logits(logits[i : i + block], [ids[i : i + block] for ids in groups], overwrite=True).cpu()
+        for i in range(0, len(logits), block)
+    ]
+
+
+def value_and_gradient(
+    readout: Readout, rows: Float[Tensor, "rows d_model"], groups: Sequence[Int[Tensor, "rows _"]], metric: str
+) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows d_model"]]:
+    """A metric of each row and its gradient with respect to the row, through norm, unembedding and softmax.
+
+    Works with gradients disabled globally and inside `torch.inference_mode`; parameters get no `.grad`.
+
+    Returns:
+        values `[rows]` (float64) and gradients `[rows, d_model]` in the readout's dtype, on its device.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = rows.detach().to(readout.device, readout.dtype, copy=True).requires_grad_(True)
+        ids = [group.to(readout.device) for group in groups]
+        values = levels_of_logits(readout.logits(leaf), ids).value(metric)
+        (gradient,) = torch.autograd.grad(values.sum(), leaf)
+    return values.detach(), gradient

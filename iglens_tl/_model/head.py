@@ -1,0 +1,194 @@
+"""A model's own readout: `ln_final`, `unembed` and output transform, as the core's `Readout`.
+
+In the model's own precision the model's own modules are called, so the last state gives its logits to the bit. The
+unembedding product is written out where the module is a plain linear map (`HookedTransformer` 3.9 copies the whole
+matrix at every call); a quantised or wrapped unembedding is called as it is. In another precision (`dtype=`) the norm is
+written out from its weights: which formula it follows is settled by trying the candidates on the module itself, never
+by a configuration string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iglens_tl._checks import UnsupportedModelError
+from iglens_tl._core.readout import Readout
+from iglens_tl._model.host import Host, architecture, quiet
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
+    """The model's readout in its own precision, or in `dtype`.
+
+    Raises:
+        UnsupportedModelError: where `dtype` asks for another precision and the norm follows no known formula or the
+            unembedding is quantised.
+    """
+    weight, bias = _linear(host)
+    own = weight.dtype if weight is not None else _dtype_of(host.model.unembed)
+    device = weight.device if weight is not None else _device_of(host.model.unembed)
+    dtype = own if dtype is None else dtype
+    if dtype == own:
+        norm = _module_norm(host, own)
+        unembed = _product(weight, bias) if weight is not None and own.itemsize >= 4 else _module_unembed(host)  # noqa: PLR2004
+    else:
+        norm = _written_norm(host, dtype)
+        unembed = _product(*_cast(host, weight, bias, dtype))
+    return Readout(norm, unembed, transform_of(host), host.d_model, host.d_vocab_out, device, dtype)
+
+
+def transform_of(host: Host) -> Transform | None:
+    """What the model does to the logits after the unembedding; None where it does nothing."""
+    adapter = getattr(host.model, "adapter", None)
+    of_adapter = getattr(adapter, "apply_output_logits_transform", None)
+    if callable(of_adapter):
+        # TransformerLens 3.x scales Cohere's logits again after compatibility mode has folded the scale into W_U.
+        folded = bool(getattr(adapter, "_logit_scale_already_folded", False))
+        capped = (getattr(host.model.cfg, "output_logits_soft_cap", None) or -1.0) > 0
+        return None if (folded and not capped) or _changes_nothing(of_adapter) else of_adapter
+    cap = float(getattr(host.model.cfg, "output_logits_soft_cap", None) or -1.0)
+    return None if cap <= 0 else lambda logits: cap * torch.tanh(logits / cap)
+
+
+def _changes_nothing(transform: Transform) -> bool:
+    probe = torch.tensor([[-200.0, -3.0, 0.0, 0.5, 200.0]])
+    return torch.equal(transform(probe.clone()), probe)
+
+
+def _linear(host: Host) -> tuple[Tensor | None, Tensor | None]:
+    """`W_U` and `b_U` where the unembedding is exactly `x @ W_U + b_U`, else Nones."""
+    module = host.model.unembed
+    if host.kind == "hooked":
+        return module.W_U.detach(), module.b_U.detach()
+    inner = getattr(module, "original_component", None)
+    plain = type(inner) is torch.nn.Linear and inner.weight.is_floating_point() and not inner.weight.is_meta
+    hooked = plain and bool(inner._forward_hooks or inner._forward_pre_hooks)
+    if not plain or hooked or module.W_U.data_ptr() != inner.weight.data_ptr():
+        return None, None
+    return inner.weight.detach().T, None if inner.bias is None else inner.bias.detach()
+
+
+def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
+        if bias is None:
+            return torch.mm(rows, weight, out=out) if out is not None else rows @ weight
+        return torch.addmm(bias, rows, weight, out=out) if out is not None else torch.addmm(bias, rows, weight)
+
+    return unembed
+
+
+def _module_unembed(host: Host) -> Callable[[Tensor, Tensor | None], Tensor]:
+    module = host.model.unembed
+
+    def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
+        with quiet(module):
+            logits = module(rows[None])[0]
+        return logits if out is None else out.copy_(logits)
+
+    return unembed
+
+
+def _module_norm(host: Host, dtype: torch.dtype) -> Transform:
+    module = host.norm
+    if module is None:
+        return lambda rows: rows
+
+    def norm(rows: Tensor) -> Tensor:
+        with quiet(module):
+            return module(rows[None])[0].to(dtype)
+
+    return norm
+
+
+def _cast(host: Host, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    if weight is None:
+        raise UnsupportedModelError(
+            f"dtype={dtype} needs the unembedding as a floating-point matrix; that of {architecture(host.model) or host.name} "
+            f"is {type(getattr(host.model.unembed, 'original_component', host.model.unembed)).__name__} (quantised, "
+            "offloaded or wrapped). Leave dtype=None to read through the module itself."
+        )
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A final norm written out: `(x - mean if centred) / sqrt(mean(x^2) + eps) * weight + bias`."""
+
+    centred: bool
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        wide = rows if rows.dtype == torch.float64 else rows.float()
+        if self.centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide / (wide.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        if self.weight is not None:
+            wide = wide * self.weight.to(wide.dtype)
+        if self.bias is not None:
+            wide = wide + self.bias.to(wide.dtype)
+        return wide.to(rows.dtype)
+
+
+def norm_formula(host: Host) -> Norm | None:
+    """The formula of the final norm as its module computes it; None for a model without one.
+
+    Raises:
+        UnsupportedModelError: where no candidate reproduces the module.
+    """
+    module = host.norm
+    if module is None:
+        return None
+    own = _dtype_of(module, default=_dtype_of(host.model.unembed))
+    device = _device_of(module, default=_device_of(host.model.unembed))
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(6, host.d_model, generator=generator) * torch.tensor([1e-3, 1e-2, 0.1, 1.0, 10, 100])[:, None]
+    probe = (probe + 0.1).to(device, own)  # off-centre, and small enough for eps to show
+    tolerance = 64 * torch.finfo(own if own.itemsize < 8 else torch.float32).eps  # noqa: PLR2004
+    with torch.no_grad():
+        truth = _module_norm(host, own)(probe)
+        for candidate in _candidates(module, host.model.cfg):
+            if torch.allclose(candidate(probe).double(), truth.double(), rtol=tolerance, atol=tolerance):
+                return candidate
+    raise UnsupportedModelError(
+        f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out in another "
+        "precision. Leave dtype=None to read through the module itself."
+    )
+
+
+def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:
+    inner = getattr(module, "original_component", None)
+    holders = [holder for holder in (inner, module) if holder is not None]
+    found_weights = [getattr(holder, name, None) for holder in holders for name in ("weight", "w")]
+    found_biases = [getattr(holder, name, None) for holder in holders for name in ("bias", "b")]
+    tensors = [tensor.detach() for tensor in found_weights if isinstance(tensor, Tensor)]
+    weights = [*tensors, *(1.0 + tensor.float() for tensor in tensors), None]
+    biases = [*(tensor.detach() for tensor in found_biases if isinstance(tensor, Tensor)), None]
+    found_eps = [getattr(holder, name, None) for holder in holders for name in ("eps", "variance_epsilon")]
+    epsilons = [float(eps) for eps in (*found_eps, getattr(cfg, "eps", None)) if isinstance(eps, (int, float, Tensor))]
+    for centred, weight, bias, eps in product((False, True), weights, biases, dict.fromkeys(epsilons)):
+        yield Norm(centred, weight, bias, eps)
+
+
+def _written_norm(host: Host, dtype: torch.dtype) -> Transform:
+    formula = norm_formula(host)
+    if formula is None:
+        return lambda rows: rows
+    weight, bias = (None if t is None else t.to(dtype) for t in (formula.weight, formula.bias))
+    return Norm(formula.centred, weight, bias, formula.eps)
+
+
+def _dtype_of(module: torch.nn.Module, default: torch.dtype = torch.float32) -> torch.dtype:
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), default)
+
+
+def _device_of(module: torch.nn.Module, default: torch.device | None = None) -> torch.device:
+    return next((p.device for p in module.parameters() if not p.is_meta), default or torch.device("cpu"))

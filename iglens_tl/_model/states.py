@@ -1,0 +1,188 @@
+"""States of the residual stream: from a forward pass that keeps only what is asked for, or from a cache at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iglens_tl._checks import MissingActivationError, UnsupportedModelError, shorten
+from iglens_tl._model.host import Host, architecture
+
+Select = Callable[[Tensor], Tensor]
+"""What to keep of a full activation `[batch, seq, d_model]`."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One activation to collect: a state (in half blocks) and what to keep of it."""
+
+    half: int
+    select: Select
+
+
+def hook_name(half: int, n_layers: int) -> str:
+    """TransformerLens's name of the activation that holds a state."""
+    if half == 2 * n_layers:
+        return f"blocks.{n_layers - 1}.hook_resid_post"
+    return f"blocks.{half // 2}.hook_resid_{'mid' if half % 2 else 'pre'}"
+
+
+def check_states_exist(host: Host, halves: Sequence[int]) -> None:
+    """Refuse, before any forward pass, states that this model's blocks do not have."""
+    names = host.model.hook_dict
+    parallel = bool(getattr(host.model.cfg, "parallel_attn_mlp", False))
+    missing = [
+        hook_name(half, host.n_layers)
+        for half in halves
+        if hook_name(half, host.n_layers) not in names or (half % 2 and parallel)
+    ]
+    if not missing:
+        return
+    kind = architecture(host.model) or host.name
+    if all(name.endswith("mid") for name in missing):
+        raise UnsupportedModelError(
+            f"incl_mid needs a residual state between attention and MLP, and {kind} has none at {shorten(missing, 3)} "
+            "(parallel, attention-only or state-space blocks). Leave incl_mid=False: by layer works."
+        )
+    raise UnsupportedModelError(f"{kind} exposes no {shorten(missing, 3)}, so its residual states cannot be read.")
+
+
+def run_and_collect(
+    host: Host,
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    wanted: Sequence[Wanted],
+) -> tuple[list[Tensor], Tensor]:
+    """One forward pass that keeps the wanted parts of the states, and its logits `[batch, seq, d_vocab_out]`.
+
+    Hooks are added through the model's own `hooks` context, so the user's hooks run before them and stay where they are.
+    """
+    names = [hook_name(item.half, host.n_layers) for item in wanted]
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor, hook: Any, place: int) -> None:  # noqa: ARG001 -- TransformerLens calls it with `hook`
+        kept[place] = wanted[place].select(tensor.detach()).clone()
+
+    hooks = [(name, partial(keep, place=place)) for place, name in enumerate(names)]
+    extra = {} if attention_mask is None else {"attention_mask": attention_mask}
+    with torch.no_grad(), host.model.hooks(fwd_hooks=hooks):
+        logits = host.model(tokens, return_type="logits", **extra)
+    silent = [name for place, name in enumerate(names) if place not in kept]
+    if silent:
+        raise UnsupportedModelError(
+            f"the forward pass of {architecture(host.model) or host.name} never reached {shorten(silent, 3)}: its residual "
+            "states cannot be read."
+        )
+    if not isinstance(logits, Tensor) or logits.shape[:2] != tokens.shape:
+        raise UnsupportedModelError(
+            f"the model must return logits [batch, pos, d_vocab] for tokens of shape {tuple(tokens.shape)}; got "
+            f"{tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__}."
+        )
+    return [kept[place] for place in range(len(wanted))], logits.detach()
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """A cache as `[batch, seq, d_model]` tensors, whether or not its batch axis was removed."""
+
+    cache: Any
+    host: Host
+    batched: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """batch, seq."""
+        last = self.state(2 * self.host.n_layers)
+        return last.shape[0], last.shape[1]
+
+    def find(self, half: int) -> Tensor | None:
+        names = [hook_name(half, self.host.n_layers)]
+        if half % 2 == 0 and 0 < half < 2 * self.host.n_layers:  # the state entering a block leaves the one before
+            names.append(f"blocks.{half // 2 - 1}.hook_resid_post")
+        for name in names:
+            tensor = _lookup(self.cache, name)
+            if tensor is not None:
+                return tensor if self.batched else tensor[None]
+        return None
+
+    def state(self, half: int) -> Tensor:
+        tensor = self.find(half)
+        if tensor is None:
+            raise MissingActivationError(self._missing_message([half]))
+        return tensor
+
+    def require(self, halves: Sequence[int]) -> None:
+        """Check that every state is there, has values, and fits the model."""
+        missing = [half for half in halves if self.find(half) is None]
+        if missing:
+            raise MissingActivationError(self._missing_message(missing))
+        first = self.state(halves[0])
+        for half in halves:
+            self._check(half, self.state(half), first)
+        if _lookup(self.cache, f"blocks.{self.host.n_layers}.hook_resid_pre") is not None:
+            raise ValueError(
+                f"the cache is of another model: it holds block {self.host.n_layers}, and {self.host.name} has "
+                f"{self.host.n_layers} blocks."
+            )
+
+    def _check(self, half: int, tensor: Tensor, first: Tensor) -> None:
+        name = hook_name(half, self.host.n_layers)
+        if tensor.is_meta:
+            raise ValueError(f"{name} lies on the meta device and has no values; run the model on a real device.")
+        if tensor.ndim != 3 or tensor.shape[-1] != self.host.d_model:  # noqa: PLR2004
+            raise ValueError(
+                f"the cache does not fit the model: {name} has shape {tuple(tensor.shape)}, [batch, pos, d_model = "
+                f"{self.host.d_model}] is required. Is it a cache of another model, or one whose batch axis was removed by hand?"
+            )
+        if tensor.shape != first.shape:
+            raise ValueError(
+                f"the states of the cache differ in shape: {tuple(first.shape)} and, at {name}, {tuple(tensor.shape)}."
+            )
+
+    def _missing_message(self, halves: Sequence[int]) -> str:
+        names = [hook_name(half, self.host.n_layers) for half in halves]
+        return (
+            f"the cache lacks {shorten(names, 4)}. Cache them with run_with_cache(tokens, names_filter=names), where names = "
+            f'[f"blocks.{{l}}.hook_resid_pre" for l in range({self.host.n_layers})] + ["blocks.{self.host.n_layers - 1}'
+            '.hook_resid_post"]' + (" and the hook_resid_mid." if any(half % 2 for half in halves) else ".")
+        )
+
+
+def view_of(cache: Any, host: Host) -> CacheView:
+    """A cache, or a plain mapping of activation names to tensors, as a `CacheView`."""
+    batched = getattr(cache, "has_batch_dim", None)
+    if batched is None:
+        last = _lookup(cache, hook_name(2 * host.n_layers, host.n_layers))
+        batched = last is None or last.ndim == 3  # noqa: PLR2004
+    return CacheView(cache, host, bool(batched))
+
+
+def _lookup(cache: Any, name: str) -> Tensor | None:
+    try:
+        found = cache[name]
+    except KeyError:
+        return None
+    return found if isinstance(found, Tensor) else None
+
+
+def prefix_mean(mask: Tensor, batch: Tensor, pos: Tensor) -> Select:
+    """Mean of a state over the real positions of the prompt at or before each selected one."""
+
+    def select(full: Tensor) -> Tensor:
+        real = mask.to(full.device)
+        total = torch.where(real[..., None], full, 0.0).double().cumsum(1)
+        count = real.cumsum(1).clamp(min=1)
+        rows, columns = batch.to(full.device), pos.to(full.device)
+        return total[rows, columns] / count[rows, columns][:, None]
+
+    return select
+
+
+def rows_at(batch: Tensor, pos: Tensor) -> Select:
+    """The selected rows, `[rows, d]`."""
+    return lambda full: full[batch.to(full.device), pos.to(full.device)]

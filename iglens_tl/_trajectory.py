@@ -1,0 +1,254 @@
+"""What every readout method starts from: the selected states of a run, its targets, and what the model itself said.
+
+The states come from the cache at hand, or from one forward pass that keeps only the selected rows. Whenever the model's
+logits are at hand, the readout of the last state is checked against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from iglens_tl._checks import ReadoutMismatchError, shorten
+from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Readout, levels_of_logits
+from iglens_tl._core.segments import Path, read_states
+from iglens_tl._model.answers import Ids, refuse_overlap
+from iglens_tl._model.head import readout_of
+from iglens_tl._model.host import Host, architecture, hooked_points
+from iglens_tl._model.states import Wanted, prefix_mean, rows_at, run_and_collect
+from iglens_tl._model.tokens import Prompts
+from iglens_tl._plan import PositionPlan, StatePlan
+from iglens_tl._request import Lens, Request, Settled, settle
+from iglens_tl.targets import TOP
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
+"""How far the readout of the last state may be from the model's own probability, by the coarsest dtype involved.
+
+Measured: 0 through the model's own modules, up to 3e-6 in float32 where the product runs in another order; a readout
+that skips a step of the model is off by 1e-3 and more.
+"""
+
+LOG_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+"""The same for log-probabilities, relative to the size of the logits: a token of no probability is checked as well."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The states of the selected positions and all that a readout of them needs.
+
+    Args:
+        path: K + 1 states `[rows, d_model]` and the target ids of the rows; a row is a selected (batch, pos).
+        said: levels of the targets under the model's own logits; None where no logits were at hand.
+        said_dtype: the dtype of those logits.
+    """
+
+    host: Host
+    readout: Readout
+    path: Path
+    positions: PositionPlan
+    states: StatePlan
+    prompts: Prompts | None
+    target_ids: Ids
+    incorrect_ids: Ids | None
+    said: Levels | None
+    said_dtype: torch.dtype | None
+    has_lens: bool
+    from_cache: bool
+
+    def on_grid(self, rows: Tensor, fill: float | bool = float("nan")) -> Tensor:
+        """Numbers of the rows `[..., rows]` on the `[..., batch, pos]` grid, `fill` where masked."""
+        mask = self.positions.mask
+        grid = torch.full((*rows.shape[:-1], *mask.shape), fill, dtype=rows.dtype)
+        grid[..., mask] = rows
+        return grid
+
+
+def trajectory(request: Request) -> Trajectory:
+    """Settle the request, collect its states (one forward pass at most), resolve `TOP`, apply the lens.
+
+    Raises:
+        ValueError: for NaN or infinite states (layer and position are named), and all that `settle` refuses.
+    """
+    settled = settle(request)
+    host, plan = settled.host, settled.positions
+    points, logits = _collect(settled)
+    readout = readout_of(host, request.dtype)
+    ids, wrong = _resolve(settled, request, readout, points[-1], logits)
+    if wrong is not None:
+        refuse_overlap(ids, wrong, plan.mask)
+    _check_finite(settled, points)
+    if request.lens is not None:
+        points = _through_lens(request.lens, points, settled.states, readout)
+    groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
+    said = None if logits is None else _levels_said(logits, plan, groups)
+    return Trajectory(
+        host=host,
+        readout=readout,
+        path=Path(points, groups),
+        positions=plan,
+        states=settled.states,
+        prompts=settled.prompts,
+        target_ids=torch.where(plan.mask[..., None], ids, -1),
+        incorrect_ids=None if wrong is None else torch.where(plan.mask[..., None], wrong, -1),
+        said=said,
+        said_dtype=None if logits is None else logits.dtype,
+        has_lens=request.lens is not None,
+        from_cache=settled.view is not None,
+    )
+
+
+def _collect(settled: Settled) -> tuple[list[Tensor], Tensor | None]:
+    """The states `[rows, d_model]` in the order of the path, and the model's logits where they are at hand."""
+    batch, pos = settled.positions.rows
+    rows, states = rows_at(batch, pos), settled.states
+    wanted = [Wanted(half, rows) for half in states.halves]
+    if states.base == "mean":
+        wanted.insert(0, Wanted(states.halves[0], prefix_mean(settled.token_mask, batch, pos)))
+    if settled.view is not None:
+        kept, logits = [item.select(settled.view.state(item.half).detach()) for item in wanted], settled.logits
+    else:
+        kept, logits = _run(settled, wanted)
+    if states.base == "zero":
+        kept.insert(0, torch.zeros_like(kept[0]))
+    if settled.baseline_rows is not None:
+        kept.insert(0, settled.baseline_rows)
+    return kept, logits
+
+
+def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor]:
+    host, prompts = settled.host, settled.prompts
+    assert prompts is not None
+    device = torch.device(getattr(host.model.cfg, "device", None) or next(host.model.parameters()).device)
+    mask = prompts.attention_mask
+    return run_and_collect(host, prompts.tokens.to(device), None if mask is None else mask.to(device), wanted)
+
+
+def _blocks(logits: Tensor, plan: PositionPlan) -> Iterator[tuple[slice, Tensor]]:
+    """The selected rows of the model's logits, a few at a time and at least in float32."""
+    batch, pos = (index.to(logits.device) for index in plan.rows)
+    size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
+    for start in range(0, len(batch), size):
+        rows = slice(start, start + size)
+        block = logits[batch[rows], pos[rows]]
+        yield rows, block if block.dtype == torch.float64 else block.float()
+
+
+def _levels_said(logits: Tensor, plan: PositionPlan, groups: Sequence[Tensor]) -> Levels:
+    def ids(rows: slice) -> list[Tensor]:
+        return [group[rows].to(logits.device) for group in groups]
+
+    with torch.no_grad():
+        return Levels.join([levels_of_logits(block, ids(rows)).cpu() for rows, block in _blocks(logits, plan)])
+
+
+def _resolve(
+    settled: Settled, request: Request, readout: Readout, last: Tensor, logits: Tensor | None
+) -> tuple[Ids, Ids | None]:
+    """Target and incorrect ids `[batch, pos, width]`, `TOP` looked up in the model's logits or read from its last state."""
+    ids, wrong = settled.target_ids, settled.incorrect_ids
+    if ids is None or request.incorrect_targets is TOP:
+        with torch.no_grad():
+            if logits is not None:
+                top = [block.argmax(-1).cpu() for _, block in _blocks(logits, settled.positions)]
+            else:
+                size = readout.rows_per_chunk(None)
+                top = [readout.logits(last[i : i + size]).argmax(-1).cpu() for i in range(0, len(last), size)]
+        grid = torch.full((*settled.positions.mask.shape, 1), -1)
+        grid[settled.positions.mask] = torch.cat(top)[:, None]
+        ids = grid if ids is None else ids
+        wrong = grid if request.incorrect_targets is TOP else wrong
+    return ids, wrong
+
+
+def _check_finite(settled: Settled, points: Sequence[Tensor]) -> None:
+    batch, pos = settled.positions.rows
+    for label, point in zip(settled.states.state_labels, points, strict=True):
+        good = point.isfinite().all(-1).cpu()
+        if not bool(good.all()):
+            where = [
+                f"prompt {b} position {p}" for b, p in zip(batch[~good].tolist(), pos[~good].tolist(), strict=True)
+            ]
+            raise ValueError(
+                f"the state {label} holds NaN or infinite numbers at {shorten(where, 4)}. Look at the run that made it (an "
+                "overflow in half precision, a hook that divides by zero); no readout of it means anything."
+            )
+
+
+def _through_lens(lens: Lens, points: Sequence[Tensor], states: StatePlan, readout: Readout) -> list[Tensor]:
+    """Each state through the lens; a baseline that is no state of the model (zero, a tensor) stays as it is."""
+    own = [half // 2 for half in states.halves]
+    first = {"embed": [], "mean": [own[0]]}.get(states.base, [None])
+    mapped: list[Tensor] = []
+    with torch.no_grad():
+        for index, point in zip([*first, *own], points, strict=True):
+            rows = point.to(readout.device, readout.dtype)
+            result = rows if index is None else lens(rows, index)
+            if not isinstance(result, Tensor) or result.shape != rows.shape:
+                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise ValueError(f"lens= must return a tensor of the state's shape {tuple(rows.shape)}; got {got}.")
+            mapped.append(result.detach())
+    return mapped
+
+
+def read_checked(run: Trajectory, budget: int | None) -> Levels:
+    """Levels at every state, `[.., (K + 1) * rows]`, checked against what the model itself said.
+
+    Raises:
+        ReadoutMismatchError: where the last state does not read as the model's own probability.
+        ValueError: for logits that are not finite.
+    """
+    levels = read_states(run.readout, run.path, budget)
+    n = run.path.n_tokens
+    good = (levels.log_top.isfinite() & levels.logit.isfinite().all(0)).reshape(-1, n).all(1)
+    if not bool(good.all()):
+        labels = [label for label, fine in zip(run.states.state_labels, good.tolist(), strict=True) if not fine]
+        raise ValueError(
+            f"the readout of {shorten(labels, 4)} gives NaN or infinite logits (an overflow of {run.readout.dtype}?). Read in a "
+            "wider type: dtype=torch.float32."
+        )
+    if run.said is not None:
+        check_against_model(run, levels.at(slice(-n, None)), run.said)
+    return levels
+
+
+def check_against_model(run: Trajectory, read: Levels, said: Levels) -> None:
+    """Compare the readout of the last state with the model's own logits, for the target and for the most probable token."""
+    involved = {run.readout.dtype, run.path.states[-1].dtype, run.said_dtype or run.readout.dtype}
+    coarsest = max(involved, key=lambda dtype: torch.finfo(dtype).eps)
+    off = (read.log_target.exp() - said.log_target.exp()).abs().amax(0)
+    scale = said.log_target.abs().amax(0).clamp(min=10) / 10
+    log_off = (
+        torch.maximum((read.log_target - said.log_target).abs().amax(0), (read.log_top - said.log_top).abs()) / scale
+    )
+    bad = ~(off <= TOLERANCE[coarsest]) | ~(log_off <= LOG_TOLERANCE[coarsest])
+    if not bool(bad.any()):
+        return
+    worst = int(torch.where(bad, off + log_off, -1.0).argmax())
+    batch, pos = (int(index[worst]) for index in run.positions.rows)
+    raise ReadoutMismatchError(
+        f"the last state reads as p = {read.log_target[0, worst].exp():.6g} (log p = {read.log_target[0, worst]:.4f}) at prompt "
+        f"{batch} position {pos}, the model itself says {said.log_target[0, worst].exp():.6g} (log p = "
+        f"{said.log_target[0, worst]:.4f}); {int(bad.sum())} of {len(bad)} positions disagree beyond {TOLERANCE[coarsest]:g}. "
+        + _likely_cause(run)
+    )
+
+
+def _likely_cause(run: Trajectory) -> str:
+    hooked = hooked_points(run.host.norm, run.host.model.unembed)
+    if run.has_lens:
+        return "Likely cause: lens= changes the last state; at the last state it must be the identity."
+    if hooked:
+        return (
+            f"Likely cause: hooks on {shorten(hooked, 3)} changed the run after its last state, and a readout of states "
+            "cannot follow them. Remove them, or hook the residual stream instead."
+        )
+    if run.said_dtype is not None and run.prompts is None:
+        return "Likely cause: logits= are of another run than the cache (other tokens, other hooks)."
+    return (
+        f"Likely cause: {architecture(run.host.model) or run.host.name} does something between its last block and its logits "
+        "that final norm, unembedding and output transform do not cover, or the states and logits are of different runs. "
+        "iglens_tl.doctor(model) says more."
+    )
