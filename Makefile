@@ -1,0 +1,64 @@
+# `make demo` and `make test` do all their set-up: a fresh machine needs only Python 3.10 to 3.13, make and git.
+
+PYTHON ?= python3
+QUESTION ?= What is the capital of Vietnam?
+
+# One environment a TransformerLens version; constraints/ pins what is in it.
+ENV_3.9 := .venv
+ENV_2.18 := .venvs/tl-2.18
+ENV_4.3 := .venvs/tl-4.3
+
+.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 bench clean
+
+demo: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/iglens "$(QUESTION)"
+
+test: lint pytest-3.9
+
+# The suite on every TransformerLens that is supported.
+test-all: test pytest-2.18 pytest-4.3
+
+lint: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/ruff format --check .
+	$(ENV_3.9)/bin/ruff check .
+	$(ENV_3.9)/bin/pyright --pythonpath $(ENV_3.9)/bin/python
+
+# pytest fails by itself when it finds no test; what it must not do is pass on another TransformerLens than it says.
+define check_and_test
+	$(1)/bin/python -c 'import importlib.metadata as m; v = m.version("transformer_lens"); assert v == "$(2)", v'
+	$(1)/bin/python -m pytest $(PYTEST_ARGS)
+endef
+
+pytest-3.9: $(ENV_3.9)/.ready
+	$(call check_and_test,$(ENV_3.9),3.9.0)
+
+pytest-2.18: $(ENV_2.18)/.ready
+	$(call check_and_test,$(ENV_2.18),2.18.0)
+
+pytest-4.3: $(ENV_4.3)/.ready
+	$(call check_and_test,$(ENV_4.3),4.3.0)
+
+# PyTorch comes first and alone, so that no other package chooses its build.
+define install
+	$(PYTHON) -c 'import sys; v = sys.version_info; assert (3, 10) <= v < (3, 14), f"needs Python 3.10 to 3.13, not {v}"'
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install -q -c constraints/tl-$(2).txt torch==2.13.0
+	$(1)/bin/python -m pip install -q -c constraints/tl-$(2).txt hatchling editables
+	$(1)/bin/python -m pip install -q -c constraints/tl-$(2).txt --no-build-isolation -e '.[$(3)]'
+	touch $(1)/.ready
+endef
+
+$(ENV_3.9)/.ready: pyproject.toml constraints/tl-3.9.txt
+	$(call install,$(ENV_3.9),3.9,dev)
+
+$(ENV_2.18)/.ready: pyproject.toml constraints/tl-2.18.txt
+	$(call install,$(ENV_2.18),2.18,test)
+
+$(ENV_4.3)/.ready: pyproject.toml constraints/tl-4.3.txt
+	$(call install,$(ENV_4.3),4.3,test)
+
+bench: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/python benchmarks/readout.py
+
+clean:
+	rm -rf .venv .venvs .pytest_cache .ruff_cache .hypothesis build dist
