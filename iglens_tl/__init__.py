@@ -6,6 +6,7 @@ token is produced; the credits sum to the change of the model's own probability.
 
 from iglens_tl._checks import MissingActivationError, ReadoutMismatchError, UnsupportedModelError
 from iglens_tl.attribution import ig_lens
+from iglens_tl.diagnosis import Diagnosis, Finding, doctor
 from iglens_tl.results import IGLensResult, Onset
 from iglens_tl.targets import NEXT, TOP, TokenSet
 
@@ -14,6 +15,8 @@ __version__ = "0.1.0"
 __all__ = [
     "NEXT",
     "TOP",
+    "Diagnosis",
+    "Finding",
     "IGLensResult",
     "MissingActivationError",
     "Onset",
@@ -21,5 +24,6 @@ __all__ = [
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
+    "doctor",
     "ig_lens",
 ]

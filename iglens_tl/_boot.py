@@ -67,9 +67,9 @@ def quiet_transformers() -> Generator[None]:
 def load_hf_model(folder: str | Path, dtype: torch.dtype, **kwargs: Any) -> Any:
     """The causal language model in `folder`, in `dtype` (asked for at load, since a later cast also rounds buffers)."""
     import transformers
-    from packaging.version import Version
 
-    keyword = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    keyword = "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
     with quiet_transformers():
         model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), **{keyword: dtype}, **kwargs)
     return model.eval()

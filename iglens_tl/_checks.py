@@ -49,10 +49,11 @@ def whole_number(name: str, value: object, minimum: int, maximum: int | None = N
     """Return `value` as an int within the bounds; bools and floats are refused."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__}).")
-    if value < minimum or (maximum is not None and value > maximum):
+    number = int(value)
+    if number < minimum or (maximum is not None and number > maximum):
         bounds = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
-        raise ValueError(f"{name} must be {bounds}, got {int(value)}.")
-    return int(value)
+        raise ValueError(f"{name} must be {bounds}, got {number}.")
+    return number
 
 
 def fraction(name: str, value: object) -> float:

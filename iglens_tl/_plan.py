@@ -85,7 +85,8 @@ def plan_states(layers: object, incl_mid: bool, base: str, n_layers: int) -> Sta
         halves = range(1 if incl_mid else 2, last + 1, 1 if incl_mid else 2)
     elif incl_mid:
         raise ValueError(
-            'incl_mid=True splits every block and goes with layers=None; got layers as well. Name mid states in the list instead, e.g. layers=["3_mid"].'
+            "incl_mid=True splits every block and goes with layers=None; got layers as well. Name mid states in the list "
+            'instead, e.g. layers=["3_mid"].'
         )
     elif isinstance(layers, int) and not isinstance(layers, bool):
         k = whole_number("layers (as a number of segments)", layers, 1, n_layers)

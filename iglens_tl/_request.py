@@ -171,7 +171,7 @@ def _token_mask(view: CacheView | None, prompts: Prompts | None, attention_mask:
 
 
 def _logits_given(logits: Tensor, token_mask: Tensor, host: Host) -> Tensor:
-    logits = logits[None] if logits.ndim == 2 else logits  # noqa: PLR2004
+    logits = logits[None] if logits.ndim == 2 else logits
     required = (*token_mask.shape, host.d_vocab_out)
     if tuple(logits.shape) != required:
         raise ValueError(
@@ -188,5 +188,5 @@ def _baseline_rows(baseline: Tensor, plan: PositionPlan, d_model: int) -> Tensor
             f"baseline must be a floating-point tensor [d_model] = [{d_model}], [batch, d_model] = [{batch}, {d_model}] or "
             f"[batch, pos, d_model] = [{batch}, {pos}, {d_model}]; got {shape} {baseline.dtype}."
         )
-    full = baseline.detach() if baseline.ndim != 2 else baseline.detach()[:, None]  # noqa: PLR2004
+    full = baseline.detach() if baseline.ndim != 2 else baseline.detach()[:, None]
     return full.expand(batch, pos, d_model)[plan.mask.to(full.device)]

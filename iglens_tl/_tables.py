@@ -4,8 +4,6 @@ One row for each (batch, position, segment), in this order, where `mask` is True
 by its token's text, so a token that occurs twice keeps two rows.
 """
 
-# ruff: noqa: PLC0415 -- pandas is imported when a table is asked for, so that loading and printing a result stays quick.
-
 import csv
 import io
 import json

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -185,7 +186,7 @@ def _through_lens(lens: Lens, points: Sequence[Tensor], states: StatePlan, reado
     with torch.no_grad():
         for index, point in zip([*first, *own], points, strict=True):
             rows = point.to(readout.device, readout.dtype)
-            result = rows if index is None else lens(rows, index)
+            result: Any = rows if index is None else lens(rows, index)
             if not isinstance(result, Tensor) or result.shape != rows.shape:
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise ValueError(f"lens= must return a tensor of the state's shape {tuple(rows.shape)}; got {got}.")

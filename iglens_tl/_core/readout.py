@@ -148,10 +148,8 @@ def _gather(logits: Tensor, ids: Tensor) -> Tensor:
 def _log_rest(logits: Tensor, top: Tensor, ids: Tensor, overwrite: bool) -> Tensor:
     """Log of the summed `exp(logit - top)` over all tokens but the targets, `[rows]` float64."""
     columns = torch.where(ids == PAD, ids[:, :1], ids)  # a filler points to the row's first id, dropped anyway
-    if overwrite:
-        shifted = logits.sub_(top).scatter_(-1, columns, -torch.inf)
-    else:
-        shifted = (logits - top).scatter(-1, columns, -torch.inf)
+    shifted = logits.sub_(top) if overwrite else logits - top
+    shifted = shifted.scatter_(-1, columns, -torch.inf) if overwrite else shifted.scatter(-1, columns, -torch.inf)
     rest = shifted.exp().sum(-1).double()
     if bool((rest > _UNDERFLOW).all()):
         return rest.log()

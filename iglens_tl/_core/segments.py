@@ -112,10 +112,12 @@ def _unravel(index: Tensor, n_nodes: int, n_tokens: int) -> tuple[Tensor, Tensor
 def _ends(path: Path, segment: Tensor, token: Tensor, readout: Readout) -> tuple[Tensor, Tensor]:
     """Start and end state of each row; consecutive rows share a segment, so states are taken run by run."""
     runs = [(int(s), token[segment == s]) for s in segment.unique_consecutive()]
-    to = {"device": readout.device, "dtype": readout.dtype}
-    starts = torch.cat([path.states[s][rows.to(path.states[s].device)].to(**to) for s, rows in runs])
-    ends = torch.cat([path.states[s + 1][rows.to(path.states[s + 1].device)].to(**to) for s, rows in runs])
-    return starts, ends
+
+    def rows(offset: int) -> Tensor:
+        states = [(path.states[s + offset], chosen) for s, chosen in runs]
+        return torch.cat([state[chosen.to(state.device)].to(readout.device, readout.dtype) for state, chosen in states])
+
+    return rows(0), rows(1)
 
 
 def _between(path: Path, segment: Tensor, token: Tensor, fractions: Tensor, readout: Readout) -> Tensor:

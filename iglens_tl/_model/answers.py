@@ -106,9 +106,10 @@ def _broadcast(host: Host, spec: Tensor, shape: torch.Size, name: str) -> Ids:
     try:
         ids = ids.broadcast_to(shape)
     except RuntimeError:
-        hint = f" For one target a prompt pass a list, or tensor[:, None]." if ids.ndim == 1 else ""  # noqa: F541
+        hint = " For one target a prompt pass a list, or tensor[:, None]." if ids.ndim == 1 else ""
         raise ValueError(
-            f"{name} of shape {tuple(spec.shape)} do not broadcast to [batch, pos] = {tuple(shape)} of the selected positions.{hint}"
+            f"{name} of shape {tuple(spec.shape)} do not broadcast to [batch, pos] = {tuple(shape)} of the selected "
+            f"positions.{hint}"
         ) from None
     wrong = ids[(ids < 0) | (ids >= host.d_vocab_out)].unique().tolist()
     if wrong:

@@ -37,7 +37,7 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
     dtype = own if dtype is None else dtype
     if dtype == own:
         norm = _module_norm(host, own)
-        unembed = _product(weight, bias) if weight is not None and own.itemsize >= 4 else _module_unembed(host)  # noqa: PLR2004
+        unembed = _product(weight, bias) if weight is not None and own.itemsize >= 4 else _module_unembed(host)
     else:
         norm = _written_norm(host, dtype)
         unembed = _product(*_cast(host, weight, bias, dtype))
@@ -47,8 +47,8 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
 def transform_of(host: Host) -> Transform | None:
     """What the model does to the logits after the unembedding; None where it does nothing."""
     adapter = getattr(host.model, "adapter", None)
-    of_adapter = getattr(adapter, "apply_output_logits_transform", None)
-    if callable(of_adapter):
+    of_adapter: Any = getattr(adapter, "apply_output_logits_transform", None)
+    if of_adapter is not None:
         # TransformerLens 3.x scales Cohere's logits again after compatibility mode has folded the scale into W_U.
         folded = bool(getattr(adapter, "_logit_scale_already_folded", False))
         capped = (getattr(host.model.cfg, "output_logits_soft_cap", None) or -1.0) > 0
@@ -67,12 +67,14 @@ def _linear(host: Host) -> tuple[Tensor | None, Tensor | None]:
     module = host.model.unembed
     if host.kind == "hooked":
         return module.W_U.detach(), module.b_U.detach()
-    inner = getattr(module, "original_component", None)
-    plain = type(inner) is torch.nn.Linear and inner.weight.is_floating_point() and not inner.weight.is_meta
-    hooked = plain and bool(inner._forward_hooks or inner._forward_pre_hooks)
-    if not plain or hooked or module.W_U.data_ptr() != inner.weight.data_ptr():
+    inner: Any = getattr(module, "original_component", None)
+    if type(inner) is not torch.nn.Linear or not inner.weight.is_floating_point() or inner.weight.is_meta:
         return None, None
-    return inner.weight.detach().T, None if inner.bias is None else inner.bias.detach()
+    hooked = any(vars(inner)[name] for name in ("_forward_hooks", "_forward_pre_hooks"))
+    if hooked or module.W_U.data_ptr() != inner.weight.data_ptr():
+        return None, None
+    bias: Tensor | None = getattr(inner, "bias")  # noqa: B009 -- torch declares it never None, which it can be
+    return inner.weight.detach().T, None if bias is None else bias.detach()
 
 
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -152,7 +154,7 @@ def norm_formula(host: Host) -> Norm | None:
     generator = torch.Generator().manual_seed(0)
     probe = torch.randn(6, host.d_model, generator=generator) * torch.tensor([1e-3, 1e-2, 0.1, 1.0, 10, 100])[:, None]
     probe = (probe + 0.1).to(device, own)  # off-centre, and small enough for eps to show
-    tolerance = 64 * torch.finfo(own if own.itemsize < 8 else torch.float32).eps  # noqa: PLR2004
+    tolerance = 64 * torch.finfo(own if own.itemsize < 8 else torch.float32).eps
     with torch.no_grad():
         truth = _module_norm(host, own)(probe)
         for candidate in _candidates(module, host.model.cfg):

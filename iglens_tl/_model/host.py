@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -191,7 +191,7 @@ def _width_of_logits(model: Any) -> int:
 
 
 @contextmanager
-def quiet(*modules: torch.nn.Module | None) -> Iterator[None]:
+def quiet(*modules: torch.nn.Module | None) -> Generator[None]:
     """Detach the hooks that sit on TransformerLens's hook points inside these modules, and put them back.
 
     The readout calls `ln_final` and `unembed` on rows that are no forward pass of the user's: a user's hook must neither

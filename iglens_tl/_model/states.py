@@ -134,7 +134,7 @@ class CacheView:
         name = hook_name(half, self.host.n_layers)
         if tensor.is_meta:
             raise ValueError(f"{name} lies on the meta device and has no values; run the model on a real device.")
-        if tensor.ndim != 3 or tensor.shape[-1] != self.host.d_model:  # noqa: PLR2004
+        if tensor.ndim != 3 or tensor.shape[-1] != self.host.d_model:
             raise ValueError(
                 f"the cache does not fit the model: {name} has shape {tuple(tensor.shape)}, [batch, pos, d_model = "
                 f"{self.host.d_model}] is required. Is it a cache of another model, or one whose batch axis was removed by hand?"
@@ -158,7 +158,7 @@ def view_of(cache: Any, host: Host) -> CacheView:
     batched = getattr(cache, "has_batch_dim", None)
     if batched is None:
         last = _lookup(cache, hook_name(2 * host.n_layers, host.n_layers))
-        batched = last is None or last.ndim == 3  # noqa: PLR2004
+        batched = last is None or last.ndim == 3
     return CacheView(cache, host, bool(batched))
 
 

@@ -101,7 +101,7 @@ def _of_ids(host: Host, input: Any, attention_mask: Any) -> Prompts:
     ids = ids.long()
     if ids.ndim == 1:
         ids = ids[None]
-    if ids.ndim != 2:  # noqa: PLR2004
+    if ids.ndim != 2:
         raise ValueError(f"token ids must have shape [pos] or [batch, pos], got {tuple(ids.shape)}.")
     if attention_mask is not None:
         return Prompts(ids, _given_mask(attention_mask, ids), "given")
@@ -164,7 +164,7 @@ def _inferred_mask(host: Host, ids: Tensor) -> Tensor:
 
 def _warn_double_bos(host: Host, prompts: Prompts) -> None:
     bos = getattr(host.tokenizer, "bos_token_id", None)
-    if bos is None or prompts.tokens.shape[1] < 2:  # noqa: PLR2004
+    if bos is None or prompts.tokens.shape[1] < 2:
         return
     twice = [i for i, row in enumerate(prompts.tokens[:, :2].tolist()) if row == [bos, bos]]
     if twice:
