@@ -23,6 +23,8 @@ _QUANTITY = {
 
 
 Token = tuple[int, int]  # a place on the batch and the pos axis
+Rule = tuple[str, float]  # an onset rule and its fraction
+DEFAULT_RULE: Rule = ("mass", 0.5)
 
 
 class Group(NamedTuple):
@@ -94,12 +96,14 @@ def profile_columns(result: ResultFields, token: Token, groups: Sequence[Group])
     ]
 
 
-def map_columns(result: ResultFields, tokens: Sequence[Token], groups: Sequence[Group], levels: bool) -> list[Column]:
+def map_columns(
+    result: ResultFields, tokens: Sequence[Token], groups: Sequence[Group], levels: bool, rule: Rule = DEFAULT_RULE
+) -> list[Column]:
     """The columns of a map, a row for each token: who it is, its credits by group, what they sum to."""
     return [
         *who_columns(result, tokens),
         *credit_columns(result, tokens, groups, levels),
-        *sum_columns(result, tokens),
+        *sum_columns(result, tokens, rule),
     ]
 
 
@@ -136,8 +140,8 @@ def credit_columns(
     return columns
 
 
-def sum_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
-    """What each token's credits add up to, and its onset."""
+def sum_columns(result: ResultFields, tokens: Sequence[Token], rule: Rule = DEFAULT_RULE) -> list[Column]:
+    """What each token's credits add up to, and its onset by a rule."""
 
     def column(title: str, tensor: Tensor, write: Callable[[float], str]) -> Column:
         return Column(title, [write(float(tensor[token])) for token in tokens])
@@ -145,15 +149,15 @@ def sum_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
     columns = [column("sum", result.attribution.sum(0), credit), column("total", result.total, credit)]
     if result.model_value is not None:
         columns.append(column("model", result.model_value, level))
-    labels = onset_labels(result, "mass")
+    labels = onset_labels(result, *rule)
     return [*columns, Column("onset", [labels[row][column] for row, column in tokens])]
 
 
-def onset_labels(result: ResultFields, rule: str) -> list[list[str]]:
+def onset_labels(result: ResultFields, rule: str, fraction: float) -> list[list[str]]:
     """The onset of every token as text: a label, "none", or "undefined" where the metric does not have the rule."""
     if rule not in rules_of(result):
         return [["undefined"] * row.shape[0] for row in result.mask]
-    labels = pick(names_at(rule, result)[0], onset_index(result, rule))
+    labels = pick(names_at(rule, result)[0], onset_index(result, rule, fraction))
     return [[label or "none" for label in row] for row in labels]
 
 
@@ -203,17 +207,26 @@ def title(result: ResultFields) -> str:
     return f"IGLensResult: {n} token{'' if n == 1 else 's'}, {path}"
 
 
-def profile_summary(result: ResultFields, token: Token) -> list[tuple[str, str]]:
+def profile_summary(result: ResultFields, token: Token, fraction: float = 0.5) -> list[tuple[str, str]]:
     """Under a profile: what the credits sum to, and where the value sets in by every rule."""
     whole = float(result.attribution.sum(0)[token])
     numbers = f"{whole:+.5g}, total {float(result.total[token]):+.5g}, gap {float(result.gap[token]):.1g}"
-    rules = ", ".join(f"{rule} {onset_labels(result, rule)[token[0]][token[1]]}" for rule in RULES)
-    return [("sum", numbers), ("onset", f"{rules} (fraction 0.5)")]
+    rules = ", ".join(f"{rule} {onset_labels(result, rule, fraction)[token[0]][token[1]]}" for rule in RULES)
+    return [("sum", numbers), ("onset", f"{rules} (fraction {fraction:g})")]
 
 
-def map_note() -> str:
+_RULE_WORDS = {
+    "mass": "the first segment at which |credit| has added up to {} of all",
+    "crossing": "the first state from which the value stays at {} of its final one or above",
+    "peak": "the segment of the largest credit",
+    "rank": "the first state from which the target stays the most probable token",
+}
+
+
+def map_note(rule: Rule = DEFAULT_RULE) -> str:
     """Under a map: the rule of its onset column."""
-    return 'onset: the first segment with half of all |credit| (rule "mass"); onsets() gives every rule.'
+    words = _RULE_WORDS[rule[0]].format(f"{rule[1]:g}")
+    return f'onset: {words} (rule "{rule[0]}"); onsets() gives every rule.'
 
 
 def reading(result: ResultFields) -> str:

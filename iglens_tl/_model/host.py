@@ -51,6 +51,11 @@ class Host:
         return self.model.ln_final
 
     @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return torch.device(getattr(self.model.cfg, "device", None) or next(self.model.parameters()).device)
+
+    @property
     def max_tokens(self) -> int | None:
         """The longest prompt, None where positions are not finite (ALiBi, state-space models)."""
         cfg = self.model.cfg
