@@ -104,7 +104,7 @@ def _of_ids(host: Host, input: Any, attention_mask: Any) -> Prompts:
     if ids.ndim != 2:
         raise ValueError(f"token ids must have shape [pos] or [batch, pos], got {tuple(ids.shape)}.")
     if attention_mask is not None:
-        return Prompts(ids, _given_mask(attention_mask, ids), "given")
+        return Prompts(ids, given_mask(attention_mask, tuple(ids.shape)), "given")
     mask = _inferred_mask(host, ids) if ids.numel() else torch.ones_like(ids, dtype=torch.bool)
     return Prompts(ids, mask, "none" if bool(mask.all()) else "inferred")
 
@@ -130,14 +130,13 @@ def _rows(input: Any) -> list[Tensor] | None:
     return [row.cpu().long() for row in rows]
 
 
-def _given_mask(attention_mask: Any, ids: Tensor) -> Tensor:
+def given_mask(attention_mask: Any, shape: tuple[int, ...], whose: str = "the tokens") -> Tensor:
+    """An attention mask as booleans `[batch, seq]`, checked against the shape of what it masks."""
     mask = torch.as_tensor(attention_mask).detach().cpu()
     if mask.ndim == 1:
         mask = mask[None]
-    if mask.shape != ids.shape:
-        raise ValueError(
-            f"attention_mask must have the shape of the tokens, {tuple(ids.shape)}; got {tuple(mask.shape)}."
-        )
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"attention_mask must have the shape of {whose}, {shape}; got {tuple(mask.shape)}.")
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("attention_mask must hold 0 (padding) and 1 (real token) only.")
     return mask.bool()
