@@ -2,7 +2,7 @@
 
 TransformerLens 2 has `HookedTransformer`, 4 has `TransformerBridge`, 3 has both. Everything that depends on which of
 them is installed, or on how each is built from a model in memory, is here. The heavy packages are imported inside the
-functions: importing `iglens_tl` neither loads them nor touches a class that this TransformerLens lacks.
+functions: importing this module neither loads them nor touches a class that this TransformerLens lacks.
 """
 
 from __future__ import annotations

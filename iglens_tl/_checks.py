@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 METRICS = {"prob": "probability", "log_prob": "nats", "log_odds": "nats", "logit": "logits"}
 """Each metric and the unit of its values and credits."""
@@ -36,6 +37,11 @@ def shorten(items: Iterable[object], limit: int = 6) -> str:
     if len(texts) <= limit:
         return ", ".join(texts)
     return ", ".join(texts[:limit]) + f", ... ({len(texts)} in all)"
+
+
+def plain(value: Any) -> Any:
+    """A number or array of numpy or torch as Python's own number or list; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def one_of(name: str, value: object, choices: Sequence[str]) -> str:

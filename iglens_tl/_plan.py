@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from iglens_tl._checks import shorten, whole_number
+from iglens_tl._checks import plain, shorten, whole_number
 
 Positions = int | slice | Sequence[int] | None
 
@@ -81,6 +81,7 @@ def plan_states(layers: object, incl_mid: bool, base: str, n_layers: int) -> Sta
     place.
     """
     last = 2 * n_layers
+    layers = plain(layers)
     if layers is None:
         halves = range(1 if incl_mid else 2, last + 1, 1 if incl_mid else 2)
     elif incl_mid:
@@ -100,11 +101,11 @@ def plan_states(layers: object, incl_mid: bool, base: str, n_layers: int) -> Sta
 
 
 def _chosen(layers: object, n_layers: int) -> list[int]:
-    if isinstance(layers, (str, bytes, bool)) or not isinstance(layers, Sequence | range | Tensor):
+    if isinstance(layers, (str, bytes, bool)) or not isinstance(layers, Sequence):
         raise TypeError(
             f"layers must be None, a number of segments, or a list of state indices and labels; got {layers!r}."
         )
-    items: list[object] = layers.tolist() if isinstance(layers, Tensor) else list(layers)
+    items: list[object] = [plain(item) for item in layers]
     halves = [_half(item, n_layers) for item in items]
     wrong = [item for item, half in zip(items, halves, strict=True) if half is None]
     if wrong or not items:
@@ -191,13 +192,9 @@ def _lengths(real: Sequence[Tensor]) -> str:
 
 
 def _numbers(positions: object) -> list[int]:
-    items: list[object]
-    if isinstance(positions, Tensor):
-        items = positions.reshape(-1).tolist()
-    elif isinstance(positions, Sequence | range) and not isinstance(positions, (str, bytes)):
-        items = list(positions)
-    else:
-        items = [positions]
+    chosen = plain(positions)
+    several = isinstance(chosen, Sequence) and not isinstance(chosen, (str, bytes))
+    items: list[object] = [plain(item) for item in chosen] if several else [chosen]
     if not items or any(isinstance(item, bool) or not isinstance(item, int) for item in items):
         raise TypeError(f"positions must be None, a whole number, a list of them or a slice; got {positions!r}.")
     return [item for item in items if isinstance(item, int)]

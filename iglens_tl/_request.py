@@ -37,7 +37,7 @@ class Request:
     baseline: Any = "embed"
     lens: Lens | None = None
     dtype: torch.dtype | None = None
-    logits: Tensor | None = None
+    logits: Any = None
     attention_mask: Any = None
     prepend_bos: bool | None = None
 
@@ -68,7 +68,7 @@ class Settled:
 
 def settle(request: Request) -> Settled:
     """Check and resolve a request; runs nothing."""
-    _check_dtype(request.dtype)
+    _check_types(request)
     base = _baseline_name(request.baseline)
     host, cache = _host_and_cache(request.model_or_cache, request.cache)
     states = plan_states(request.layers, request.incl_mid, base, host.n_layers)
@@ -89,10 +89,10 @@ def settle(request: Request) -> Settled:
 
 
 def _check_source(request: Request, host: Host, view: CacheView | None, states: StatePlan) -> None:
+    check_states_exist(host, states.halves)
     if view is not None:
         view.require(states.halves)
         return
-    check_states_exist(host, states.halves)
     if request.input is None:
         raise TypeError("a model needs a prompt or token ids as the second argument, or cache=.")
     if request.logits is not None:
@@ -107,16 +107,22 @@ def _prompts(request: Request, host: Host, run: bool) -> Prompts | None:
     return None
 
 
-def _check_dtype(dtype: object) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise TypeError(f"dtype must be None, {shorten(DTYPES)}; got {dtype!r}.")
+def _check_types(request: Request) -> None:
+    if request.dtype is not None and request.dtype not in DTYPES:
+        raise TypeError(f"dtype must be None, {shorten(DTYPES)}; got {request.dtype!r}.")
+    if request.lens is not None and not callable(request.lens):
+        raise TypeError(f"lens= must be a function (state, state_index) -> state; got {request.lens!r}.")
+    if request.cache is not None and not is_cache(request.cache):
+        raise TypeError(f"cache= must be an ActivationCache or a mapping of names to tensors; got {request.cache!r}.")
+    if request.logits is not None and not isinstance(request.logits, Tensor):
+        raise TypeError(f"logits= must be a tensor [batch, pos, d_vocab_out]; got {type(request.logits).__name__}.")
 
 
 def _baseline_name(baseline: Any) -> str:
     if isinstance(baseline, Tensor):
         return "baseline"
-    if baseline in ("embed", "zero", "mean"):
-        return str(baseline)
+    if isinstance(baseline, str) and baseline in ("embed", "zero", "mean"):
+        return baseline
     raise ValueError(
         'baseline must be "embed", "zero", "mean", or a tensor [d_model], [batch, d_model] or [batch, pos, d_model]; got '
         f"{baseline!r}."

@@ -4,26 +4,28 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from iglens_tl._display import cells, head, pad, tail
+from iglens_tl._display import cells, head, pad, pieces, tail
 from iglens_tl._fields import ResultFields
 from iglens_tl._layout import (
     Column,
-    Group,
     Rule,
     Token,
+    credit_columns,
     grouped,
+    grouped_by_mass,
     headings,
-    map_columns,
     map_note,
     profile_columns,
     profile_summary,
     reading,
     shown_tokens,
+    sum_columns,
     title,
+    who_columns,
 )
 
 _NAME = 11  # columns for the name of a heading
-_CUT = ("prompt", "target", "incorrect", "answer")  # headings that hold tokens, whose spaces no line break may eat
+_CUT = ("prompt", "target", "incorrect")  # headings that hold tokens, whose spaces no line break may eat
 _BAR = 40  # the most columns for bars
 
 
@@ -39,6 +41,8 @@ def text(result: ResultFields, width: int, max_rows: int | None, levels: bool, r
 
 def _heading(name: str, words: str, width: int) -> str:
     room = max(width - _NAME, 20)
+    if name == "answer":
+        return pad(name, _NAME) + ("\n" + " " * _NAME).join(pieces(words, room))
     if name in _CUT:
         return pad(name, _NAME) + (tail if name == "prompt" else head)(words, room)
     return pad(name, _NAME) + ("\n" + " " * _NAME).join(textwrap.wrap(words, room))
@@ -78,8 +82,7 @@ def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool, r
     if not tokens:
         return ["no token to show: mask is False everywhere", ""]
     shown = tokens[:max_rows]
-    groups = _fitting(result, shown, width, levels, rule)
-    lines = _lines(map_columns(result, shown, groups, levels, rule), " ", width)
+    lines = _lines(_fitted(result, shown, width, levels, rule), " ", width)
     missing = len(tokens) - len(shown)
     return [
         *lines,
@@ -89,15 +92,17 @@ def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool, r
     ]
 
 
-def _fitting(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool, rule: Rule) -> list[Group]:
-    """As many groups of segments as the width has room for, at least one."""
-    count = min(result.n_segments, max(width // 2, 1))
+def _fitted(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool, rule: Rule) -> list[Column]:
+    """The columns of a map, with as many groups of segments as the width has room for, at least one."""
+    who, sums = who_columns(result, tokens), sum_columns(result, tokens, rule)
+    room = width - cells(_lines([*who, *sums], " ", width)[0]) - 1
+    count = max(1, min(result.n_segments, room // 2))
     while True:
-        groups = grouped(result.segment_labels, count)
-        line = cells(_lines(map_columns(result, tokens, groups, levels, rule), " ", width)[0])
-        if line <= width or count == 1:
-            return groups
-        count = max(1, count - max(1, (line - width) // 20))  # a group takes up to about 20 columns
+        credits = credit_columns(result, tokens, grouped_by_mass(result, tokens, count), levels)
+        over = cells(_lines(credits, " ", width)[0]) - room
+        if over <= 0 or count == 1:
+            return [*who, *credits, *sums]
+        count = max(1, count - max(1, over // 20))  # a group takes up to about 20 columns
 
 
 def _lines(columns: Sequence[Column], gap: str, width: int) -> list[str]:

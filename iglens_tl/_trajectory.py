@@ -6,7 +6,8 @@ logits are at hand, the readout of the last state is checked against them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,17 @@ that skips a step of the model is off by 1e-3 and more.
 
 LOG_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 """The same for log-probabilities, relative to the size of the logits: a token of no probability is checked as well."""
+
+
+@contextmanager
+def ordinary_tensors() -> Generator[None]:
+    """Decorates an entry point: no gradients are tracked, and a caller's `torch.inference_mode` is left for the call.
+
+    Weights cast inside inference mode could not take part in the gradients of an integrating estimator, and a result made
+    there could not take part in any of the caller's.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 @dataclass(frozen=True)

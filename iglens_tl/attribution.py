@@ -31,11 +31,12 @@ from iglens_tl._model.answers import target_texts
 from iglens_tl._model.host import provenance
 from iglens_tl._model.tokens import token_texts
 from iglens_tl._request import Lens, Request
-from iglens_tl._trajectory import Trajectory, read_checked, trajectory
+from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, trajectory
 from iglens_tl.results import IGLensResult
 from iglens_tl.targets import TOP, Target, TokenSet
 
 
+@ordinary_tensors()
 def ig_lens(
     model_or_cache: Any,
     input: Any = None,
@@ -105,7 +106,7 @@ def ig_lens(
     """
     one_of("metric", metric, tuple(METRICS))
     one_of("estimator", estimator, ESTIMATORS)
-    whole_number("n_steps", n_steps, 1)
+    n_steps = whole_number("n_steps", n_steps, 1)
     budget = memory_size(max_memory)
     if metric == "logit" and any(_has_set(spec) for spec in (targets, incorrect_targets)):
         raise ValueError(

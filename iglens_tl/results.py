@@ -126,8 +126,8 @@ class IGLensResult(ResultFields):
 
     def is_monotone(self, tol: float = 0.0) -> Bool[Tensor, "batch pos"]:
         """Whether no credit is below `-tol`, or none is above `tol` (in `unit`): [batch, pos], False where masked."""
-        credit = self.attribution
-        return ((credit >= -tol).all(0) | (credit <= tol).all(0)) & self.mask
+        credit = self.attribution  # NaN where masked, and NaN is neither above nor below anything
+        return (credit >= -tol).all(0) | (credit <= tol).all(0)
 
     def onset(self, rule: str = "mass", fraction: float = 0.5) -> Onset:
         """Where the probability sets in. The rules answer different questions and can disagree; see `onsets`.

@@ -128,14 +128,6 @@ class TestApi:
     def test_none_is_the_preferred_one(self) -> None:
         assert _boot.choose_api(None) == MUST_HAVE[0]
 
-    def test_import_loads_neither_transformers_nor_transformer_lens(self) -> None:
-        code = (
-            "import sys, iglens_tl.demo, iglens_tl.loading\n"
-            "print([name for name in ('transformers', 'transformer_lens', 'gguf') if name in sys.modules])"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout == "[]\n"
-
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from made_results import NAN, make, one, rich
+from tests.made_results import NAN, make, one, rich
 
 HOSTILE = [
     "<s>",
@@ -54,8 +54,8 @@ def hostile():
         answer=HOSTILE[5],
         settings={"baseline": "<i>x</i>"},
         estimator="<u>",
-        state_labels=("<0>", "<1>"),
-        segment_labels=("<2>",),
+        state_labels=("<em>0</em>", "<em>1</em>"),
+        segment_labels=("<i>2</i>",),
     )
 
 
@@ -105,8 +105,9 @@ def bar(cell):
 def test_bars_are_zero_centred_and_on_one_scale():
     page = Page(one([0.5, 0.9, 0.7, 0.7])._repr_html_())
     cells = [attributes for tag, attributes in page.tags if tag == "td"]
-    drawn = [bar(attributes) for attributes in cells[3::4]]
-    assert drawn == [[50.0, 100.0], [25.0, 50.0], []]
+    bars = cells[3::4]
+    assert [bar(attributes) for attributes in bars] == [[50.0, 100.0], [25.0, 50.0], []]
+    assert ["#2684ff80" in bars[0]["style"], "#ff6e1e99" in bars[1]["style"]] == [True, True]
     assert page.rows[1][:3] == ["0", "+0.4000", "0.9000"]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, rich
+from tests.made_results import NAN, make, one, rich
 
 from iglens_tl._display import cells, credit, head, level, pad, quoted, tail
 from iglens_tl._layout import grouped, merged_label
@@ -211,7 +211,7 @@ def test_numbers():
 
 
 def test_widths():
-    assert [cells(text) for text in ("abc", "東京", "e\u0301", "🙂", "│█·…")] == [3, 4, 1, 2, 4]
+    assert [cells(text) for text in ("abc", "東京", "\uff21", "e\u0301", "🙂", "│█·…")] == [3, 4, 2, 1, 2, 4]
     assert pad("東", 4) == "東  "
     assert pad("東", 4, right=True) == "  東"
     assert (head("東京都", 4), head("東京都", 6), tail("東京都", 4)) == ("東…", "東京都", "…都")

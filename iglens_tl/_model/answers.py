@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -73,6 +74,8 @@ def target_ids(
         if spec is TOP:
             return None, plan
         return _next_tokens(plan, prompts, host)
+    if isinstance(spec, np.ndarray):
+        spec = torch.as_tensor(spec)
     if isinstance(spec, Tensor) and spec.ndim > 0:
         return _broadcast(host, spec, shape, name), plan
     if isinstance(spec, (list, tuple)):

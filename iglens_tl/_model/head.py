@@ -32,7 +32,7 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
             unembedding is quantised.
     """
     weight, bias = _linear(host)
-    own = weight.dtype if weight is not None else _dtype_of(host.model.unembed)
+    own = weight.dtype if weight is not None else _dtype_of(host.model.unembed, default=_dtype_of(host.model))
     device = weight.device if weight is not None else _device_of(host.model.unembed)
     dtype = own if dtype is None else dtype
     if dtype == own:
@@ -66,7 +66,8 @@ def _linear(host: Host) -> tuple[Tensor | None, Tensor | None]:
     """`W_U` and `b_U` where the unembedding is exactly `x @ W_U + b_U`, else Nones."""
     module = host.model.unembed
     if host.kind == "hooked":
-        return module.W_U.detach(), module.b_U.detach()
+        plain = type(module).__module__.startswith("transformer_lens.") and module.W_U.is_floating_point()
+        return (module.W_U.detach(), module.b_U.detach()) if plain else (None, None)
     inner: Any = getattr(module, "original_component", None)
     if type(inner) is not torch.nn.Linear or not inner.weight.is_floating_point() or inner.weight.is_meta:
         return None, None

@@ -110,7 +110,8 @@ def _kind(model: Any) -> Literal["hooked", "bridge"]:
         raise TypeError(
             "ig_lens needs a HookedTransformer, a TransformerBridge or an ActivationCache of one; got "
             f"{type(model).__module__}.{type(model).__name__}. Wrap a Hugging Face model with "
-            "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer)."
+            "TransformerBridge.boot_transformers(name, hf_model=model, tokenizer=tokenizer), or before TransformerLens 3 with "
+            "HookedTransformer.from_pretrained(name, hf_model=model, tokenizer=tokenizer)."
         )
     return "bridge" if hasattr(model, "original_model") and hasattr(model, "adapter") else "hooked"
 

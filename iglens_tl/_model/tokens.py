@@ -105,7 +105,7 @@ def _of_ids(host: Host, input: Any, attention_mask: Any) -> Prompts:
         raise ValueError(f"token ids must have shape [pos] or [batch, pos], got {tuple(ids.shape)}.")
     if attention_mask is not None:
         return Prompts(ids, _given_mask(attention_mask, ids), "given")
-    mask = _inferred_mask(host, ids)
+    mask = _inferred_mask(host, ids) if ids.numel() else torch.ones_like(ids, dtype=torch.bool)
     return Prompts(ids, mask, "none" if bool(mask.all()) else "inferred")
 
 
