@@ -175,8 +175,8 @@ def credit_columns(
     return columns
 
 
-def sum_columns(result: ResultFields, tokens: Sequence[Token], rule: Rule) -> list[Column]:
-    """What each token's credits add up to, and its onset."""
+def sum_columns(result: ResultFields, tokens: Sequence[Token], rule: Rule = DEFAULT_RULE) -> list[Column]:
+    """What each token's credits add up to, and its onset by a rule."""
 
     def column(title: str, tensor: Tensor, write: Callable[[float], str]) -> Column:
         return Column(title, [write(float(tensor[token])) for token in tokens])

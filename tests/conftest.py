@@ -13,7 +13,23 @@ import numpy as np
 import pytest
 import torch
 
+from tests.versions import APIS
+
 torch.set_num_threads(1)  # for models this small, a second thread costs more than it brings
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "hooked: needs HookedTransformer (TransformerLens 2.x, 3.x)")
+    config.addinivalue_line("markers", "bridge: needs TransformerBridge (TransformerLens 3.x, 4.x)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the installed version does not promise; where it promises and lacks it, the test fails."""
+    foreign = [
+        item for item in items for api in ("hooked", "bridge") if item.get_closest_marker(api) and api not in APIS
+    ]
+    config.hook.pytest_deselected(items=foreign)
+    items[:] = [item for item in items if item not in foreign]
 
 
 def _global_state() -> dict[str, object]:

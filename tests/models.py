@@ -71,7 +71,7 @@ HOOKED: dict[str, dict[str, Any]] = {
     "LNPre, final RMS": {"normalization_type": "LNPre", "final_rms": True},
     "RMS": {"normalization_type": "RMS", "final_rms": True},
     "RMSPre": {"normalization_type": "RMSPre", "final_rms": True},
-    "no norm": {"normalization_type": None},
+    "no norm": {"normalization_type": None, "scale": 0.003},  # a stream of norm 1000: its logits must stay readable
     "large eps": {"eps": 0.5},
     "attention only": {"attn_only": True},
     "parallel": {"parallel_attn_mlp": True},
@@ -129,11 +129,17 @@ def _redraw_lens(model: Any, seed: int) -> None:
 def folded(model: Any) -> Any:
     """The `HookedTransformer` with norms folded and weights centred, as `from_pretrained` does by default.
 
-    Which leaves the unembedding uncentred under a soft-cap: a shift of all logits is no shift behind a tanh.
+    And leaves out what it leaves out: `process_weights_` itself would change a model whose norms stand behind its
+    sublayers, that has an RMSNorm at the end, or a soft-cap (a shift of all logits is no shift behind a tanh).
     """
-    capped = (model.cfg.output_logits_soft_cap or -1.0) > 0
+    cfg = model.cfg
+    norms_in_front = cfg.original_architecture not in {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}
+    plain_positions = cfg.positional_embedding_type != "shortformer"
     model.process_weights_(
-        fold_ln=True, center_writing_weights=True, center_unembed=not capped, refactor_factored_attn_matrices=False
+        fold_ln=cfg.normalization_type in {"LN", "RMS"} and norms_in_front and plain_positions,
+        center_writing_weights=cfg.normalization_type in {"LN", "LNPre"} and not cfg.final_rms and plain_positions,
+        center_unembed=not (cfg.output_logits_soft_cap or -1.0) > 0,
+        refactor_factored_attn_matrices=False,
     )
     return model.eval()
 

@@ -136,14 +136,8 @@ _list(
 _list(
     Status("as wrapped", "3.x does not reproduce its attention"),
     (3,),
-    "Cohere; Cohere-2; DeepSeek-V2; DeepSeek-V3; HunYuan",
+    "Cohere; Cohere-2; HunYuan",
     _BRIDGE,
-)
-_list(
-    Status("as wrapped", "folding changes norms behind sublayers; `from_pretrained` leaves them unfolded"),
-    (3,),
-    "OLMo-2; OLMo-3",
-    ("folded",),
 )
 _list(
     Status("as wrapped", "folding the norms changes its experts"),

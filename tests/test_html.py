@@ -4,6 +4,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+
 from tests.made_results import NAN, make, one, rich
 
 HOSTILE = [
