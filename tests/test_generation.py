@@ -15,8 +15,6 @@ from tests.families import FAMILIES
 from tests.models import TOKENS, bridge, hooked, native, word_tokenizer
 from tests.smollm2 import MUST_HAVE
 
-pytest_plugins = ["tests.smollm2"]
-
 PROMPT = TOKENS[0].tolist()
 QUESTION = "What is the capital of Vietnam?"
 ANSWER_IDS = (504, 3575, 282, 10223, 314, 15795, 89, 1117, 30, 2)  # "The capital of Vietnam is Hoi An.<|im_end|>"
@@ -348,7 +346,7 @@ def test_the_longest_answer_that_fits_is_given(model):
 
 def test_a_template_that_cannot_be_filled_in_is_refused(speaking):
     speaking.tokenizer.chat_template = "{{ raise_exception('two turns, please') }}"
-    with pytest.raises(ValueError, match="cannot take a single user's turn.*two turns, please"):
+    with pytest.raises(ValueError, match=r"cannot take a single user's turn.*two turns, please"):
         generate_and_attribute(speaking, "w5", chat=True)
 
 
