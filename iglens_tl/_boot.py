@@ -2,7 +2,7 @@
 
 TransformerLens 2 has `HookedTransformer`, 4 has `TransformerBridge`, 3 has both. Everything that depends on which of
 them is installed, or on how each is built from a model in memory, is here. The heavy packages are imported inside the
-functions: importing `iglens_tl` neither loads them nor touches a class that this TransformerLens lacks.
+functions: importing this module neither loads them nor touches a class that this TransformerLens lacks.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import contextlib
 import copy
 import importlib.metadata
 import importlib.util
+import random
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 Api = Literal["bridge", "hooked"]
@@ -64,12 +66,24 @@ def quiet_transformers() -> Generator[None]:
             logging.enable_progress_bar()
 
 
+@contextlib.contextmanager
+def same_randomness() -> Generator[None]:
+    """Give the global random states back as they were: building a model draws from them, and may seed them."""
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+
+
 def load_hf_model(folder: str | Path, dtype: torch.dtype, **kwargs: Any) -> Any:
     """The causal language model in `folder`, in `dtype` (asked for at load, since a later cast also rounds buffers)."""
     import transformers
-    from packaging.version import Version
 
-    keyword = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    keyword = "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
     with quiet_transformers():
         model = transformers.AutoModelForCausalLM.from_pretrained(str(folder), **{keyword: dtype}, **kwargs)
     return model.eval()

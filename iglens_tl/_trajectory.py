@@ -134,9 +134,8 @@ def _collect(settled: Settled) -> tuple[list[Tensor], Tensor | None]:
 def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor]:
     host, prompts = settled.host, settled.prompts
     assert prompts is not None
-    device = torch.device(getattr(host.model.cfg, "device", None) or next(host.model.parameters()).device)
     mask = prompts.attention_mask
-    return run_and_collect(host, prompts.tokens.to(device), None if mask is None else mask.to(device), wanted)
+    return run_and_collect(host, prompts.tokens.to(host.device), None if mask is None else mask.to(host.device), wanted)
 
 
 def _blocks(logits: Tensor, plan: PositionPlan) -> Iterator[tuple[slice, Tensor]]:

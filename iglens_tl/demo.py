@@ -48,6 +48,7 @@ class DemoModelError(RuntimeError):
     """The demo model cannot be downloaded, checked, converted or written; the message says what to do."""
 
 
+@_boot.same_randomness()
 def demo_model(
     api: str | None = None,
     *,
@@ -140,7 +141,7 @@ def _make_folder(scratch: Path) -> Path:
     made = scratch / "made"
     made.mkdir()
     with tqdm(
-        total=4, desc=f"{NAME}, first use", file=sys.stderr, bar_format="{desc}: {n_fmt}/{total_fmt} {postfix}"
+        total=4, desc=f"{NAME}, first use", file=sys.stderr, bar_format="{desc}: step {n_fmt} of {total_fmt}{postfix}"
     ) as bar:
         bar.set_postfix_str("downloading 93 MB")
         gguf = _get_gguf(scratch)

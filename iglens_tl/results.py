@@ -30,6 +30,7 @@ Onset(mass, fraction 0.5: segment 1)
 1         4   Paris       1             2     0.8
 """
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from iglens_tl import _files, _onset, _tables
+from iglens_tl import _files, _html, _onset, _tables, _text
 from iglens_tl._fields import AXES, ResultFields, labels_as_tuples, map_tensors, plain_fields
 
 if TYPE_CHECKING:
@@ -125,8 +126,8 @@ class IGLensResult(ResultFields):
 
     def is_monotone(self, tol: float = 0.0) -> Bool[Tensor, "batch pos"]:
         """Whether no credit is below `-tol`, or none is above `tol` (in `unit`): [batch, pos], False where masked."""
-        credit = self.attribution
-        return ((credit >= -tol).all(0) | (credit <= tol).all(0)) & self.mask
+        credit = self.attribution  # NaN where masked, and NaN is neither above nor below anything
+        return (credit >= -tol).all(0) | (credit <= tol).all(0)
 
     def onset(self, rule: str = "mass", fraction: float = 0.5) -> Onset:
         """Where the probability sets in. The rules answer different questions and can disagree; see `onsets`.
@@ -194,6 +195,44 @@ class IGLensResult(ResultFields):
         Plain ASCII, so any text comes back equal; a number that is missing or not finite is null.
         """
         _tables.write_text(_tables.json_text(self.to_dataframe()), path)
+
+    def to_text(
+        self,
+        width: int | None = None,
+        max_rows: int | None = 40,
+        levels: bool = False,
+        onset_rule: str = "mass",
+        onset_fraction: float = 0.5,
+    ) -> str:
+        """The result as text: one token as a profile over the segments, many tokens as a map with one row a token.
+
+        Segments for which there is no room are merged with their neighbours (`0-6`) and their credits added, never
+        left out. A token's quotes show its spaces; line breaks and control characters are escaped.
+
+        Args:
+            width: in columns; None for the width of the terminal.
+            max_rows: the most rows; further tokens are counted, not shown. None for all.
+            levels: print the readout at the end of each segment beside its credit (a profile always has it).
+            onset_rule, onset_fraction: of the map's onset column; a profile names every rule's, with that fraction.
+
+        Raises:
+            ValueError: for a `width` or a `max_rows` below 1, or a rule and fraction that `onset` refuses.
+        """
+        width = shutil.get_terminal_size().columns if width is None else width
+        for name, number in (("width", width), ("max_rows", 1 if max_rows is None else max_rows)):
+            if number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}.")
+        self.onset(onset_rule, onset_fraction)
+        return _text.text(self, width, max_rows, levels, (onset_rule, onset_fraction))
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a small table, at most 40 rows, segments grouped; no script, every text escaped."""
+        return _html.html(self)
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file. Loading and saving again gives the same bytes."""

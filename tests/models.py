@@ -4,8 +4,8 @@ Norm weights are far from one and biases far from nought, so that a skipped weig
 
 - `hooked(**settings)`: a `HookedTransformer` (TransformerLens 2.x, 3.x); `HOOKED` names the settings that are swept.
 - `native(**settings)`: a `TransformerBridge` without a Hugging Face model (3.x, 4.x); `NATIVE` likewise.
-- `bridge(model)`, `compatible(bridge)`, `converted(model)`: a Hugging Face model (see `tests.families`) as a bridge, as a
-  bridge in compatibility mode, as a `HookedTransformer` through TransformerLens's own converters.
+- `bridge(model)`, `compatible(bridge)`, `converted(model)`: a Hugging Face model (see `tests.families`) as a bridge, as
+  a bridge in compatibility mode, as a `HookedTransformer` through TransformerLens's own converters.
 
 Take Hugging Face logits *before* wrapping: the bridge replaces modules inside the model that it is given.
 """
@@ -38,14 +38,28 @@ def same_randomness() -> Iterator[None]:
 
 # --- TransformerLens's own models --------------------------------------------------------------------------------
 
-_SETTINGS: dict[str, Any] = dict(
-    n_layers=3, d_model=32, d_head=8, n_heads=4, d_mlp=64, n_ctx=32, d_vocab=50, act_fn="gelu",
-    normalization_type="LN", device="cpu", dtype=torch.float32,
-)  # fmt: skip
-_LLAMA_LIKE: dict[str, Any] = dict(
-    normalization_type="RMS", final_rms=True, gated_mlp=True, act_fn="silu", positional_embedding_type="rotary",
-    n_key_value_heads=2, rotary_dim=8,
-)  # fmt: skip
+_SETTINGS: dict[str, Any] = {
+    "n_layers": 3,
+    "d_model": 32,
+    "d_head": 8,
+    "n_heads": 4,
+    "d_mlp": 64,
+    "n_ctx": 32,
+    "d_vocab": 50,
+    "act_fn": "gelu",
+    "normalization_type": "LN",
+    "device": "cpu",
+    "dtype": torch.float32,
+}
+_LLAMA_LIKE: dict[str, Any] = {
+    "normalization_type": "RMS",
+    "final_rms": True,
+    "gated_mlp": True,
+    "act_fn": "silu",
+    "positional_embedding_type": "rotary",
+    "n_key_value_heads": 2,
+    "rotary_dim": 8,
+}
 _GEMMA_2_LIKE: dict[str, Any] = dict(
     **_LLAMA_LIKE, output_logits_soft_cap=3.0, attn_scores_soft_cap=5.0, use_normalization_before_and_after=True
 )
@@ -57,7 +71,7 @@ HOOKED: dict[str, dict[str, Any]] = {
     "LNPre, final RMS": {"normalization_type": "LNPre", "final_rms": True},
     "RMS": {"normalization_type": "RMS", "final_rms": True},
     "RMSPre": {"normalization_type": "RMSPre", "final_rms": True},
-    "no norm": {"normalization_type": None},
+    "no norm": {"normalization_type": None, "scale": 0.003},  # a stream of norm 1000: its logits must stay readable
     "large eps": {"eps": 0.5},
     "attention only": {"attn_only": True},
     "parallel": {"parallel_attn_mlp": True},
@@ -113,9 +127,19 @@ def _redraw_lens(model: Any, seed: int) -> None:
 
 
 def folded(model: Any) -> Any:
-    """The `HookedTransformer` with norms folded and weights centred, as `from_pretrained` does by default."""
+    """The `HookedTransformer` with norms folded and weights centred, as `from_pretrained` does by default.
+
+    And leaves out what it leaves out: `process_weights_` itself would change a model whose norms stand behind its
+    sublayers, that has an RMSNorm at the end, or a soft-cap (a shift of all logits is no shift behind a tanh).
+    """
+    cfg = model.cfg
+    norms_in_front = cfg.original_architecture not in {"Olmo2ForCausalLM", "Olmo3ForCausalLM"}
+    plain_positions = cfg.positional_embedding_type != "shortformer"
     model.process_weights_(
-        fold_ln=True, center_writing_weights=True, center_unembed=True, refactor_factored_attn_matrices=False
+        fold_ln=cfg.normalization_type in {"LN", "RMS"} and norms_in_front and plain_positions,
+        center_writing_weights=cfg.normalization_type in {"LN", "LNPre"} and not cfg.final_rms and plain_positions,
+        center_unembed=not (cfg.output_logits_soft_cap or -1.0) > 0,
+        refactor_factored_attn_matrices=False,
     )
     return model.eval()
 
@@ -143,9 +167,13 @@ def bridge(hf_model: Any, architecture: str = "", tokenizer: Any = None) -> Any:
 
     with same_randomness():
         return build_bridge_from_module(
-            hf_model, architecture or type(hf_model).__name__, hf_config=hf_model.config, tokenizer=tokenizer,
-            dtype=torch.float32, device="cpu",
-        )  # fmt: skip
+            hf_model,
+            architecture or type(hf_model).__name__,
+            hf_config=hf_model.config,
+            tokenizer=tokenizer,
+            dtype=torch.float32,
+            device="cpu",
+        )
 
 
 def compatible(bridged: Any) -> Any:
@@ -168,10 +196,15 @@ def converted(hf_model: Any, settings: dict[str, Any] | None = None) -> Any:
             settings = loading_from_pretrained.convert_hf_model_config(str(Path(folder)))
         config = HookedTransformerConfig(
             **{
-                **settings, "original_architecture": type(hf_model).__name__, "tokenizer_name": None, "device": "cpu",
-                "dtype": torch.float32, "init_weights": False, "n_ctx": 64,
+                **settings,
+                "original_architecture": type(hf_model).__name__,
+                "tokenizer_name": None,
+                "device": "cpu",
+                "dtype": torch.float32,
+                "init_weights": False,
+                "n_ctx": 64,
             }
-        )  # fmt: skip
+        )
         weights = loading_from_pretrained.get_pretrained_state_dict(folder, config, hf_model=hf_model)
         model = HookedTransformer(config)
     model.load_state_dict(weights, strict=False)

@@ -1,7 +1,7 @@
 """Slow second derivations in float64, written out by hand. Nothing here comes from the package under test.
 
 A `Head` is what turns the last residual stream into logits: a norm, a projection, an unembedding, an output transform.
-`hooked_head` and `hugging_face_head` copy one out of a model's raw parameters; both must be called *before* the model is
+`lens_head` and `hugging_face_head` copy one out of a model's raw parameters; both must be called *before* the model is
 folded, centred or wrapped, and then describe every processed form of it too, since none of that changes a probability.
 """
 
@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 Tensor = torch.Tensor
@@ -105,26 +106,25 @@ def hugging_face_head(hf_model: Any, spec: HeadSpec) -> Head:
     )
 
 
-def hooked_head(model: Any) -> Head:
-    """The head of a `HookedTransformer` that nobody has folded or centred yet."""
-    config, state = model.cfg, model.state_dict()
-    kind = config.normalization_type
-    if kind is None:
-        norm = "none"
+def lens_head(model: Any) -> Head:
+    """The head of one of TransformerLens's own models, of either kind, that nobody has folded or centred yet."""
+    if hasattr(model, "original_model"):  # boot_native: linear maps stored as [out, in], behind a wrapper
+        state = {k.replace("._original_component", ""): v for k, v in model.original_model.state_dict().items()}
+        unembed, names = state["head.weight"], ("ln_out.weight", "ln_out.bias", "head.bias")
     else:
-        norm = "rms" if kind.startswith("RMS") or config.final_rms else "layer"
-    cap = config.output_logits_soft_cap
-
-    def parameter(name: str) -> Tensor | None:
-        return state[name].detach().clone().double() if name in state else None
-
+        state = model.state_dict()
+        unembed, names = state["unembed.W_U"].T, ("ln_final.w", "ln_final.b", "unembed.b_U")
+    config = model.cfg
+    kind, cap = config.normalization_type, config.output_logits_soft_cap
+    rms = kind is not None and (kind.startswith("RMS") or config.final_rms)
+    weight, bias, unembed_bias = (state[n].detach().clone().double() if n in state else None for n in names)
     return Head(
-        norm=norm,
-        unembed=state["unembed.W_U"].detach().clone().double().T,
-        weight=parameter("ln_final.w"),
-        bias=parameter("ln_final.b"),
+        norm="none" if kind is None else "rms" if rms else "layer",
+        unembed=unembed.detach().clone().double(),
+        weight=weight,
+        bias=bias,
         eps=config.eps,
-        unembed_bias=parameter("unembed.b_U"),
+        unembed_bias=unembed_bias,
         cap=cap if cap is not None and cap > 0 else None,
     )
 
@@ -179,8 +179,6 @@ def integrated_gradient(head: Head, start: Tensor, end: Tensor, target: int, rul
 
 def _nodes(rule: str, n: int) -> list[tuple[float, float]]:
     if rule == "gauss_legendre":
-        import numpy as np
-
         nodes, weights = np.polynomial.legendre.leggauss(n)
         return [((1 + float(x)) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
     if rule == "trapezoid":

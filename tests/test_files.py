@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from made_results import make, one, rich
 
 from iglens_tl.results import IGLensResult
+from tests.made_results import make, one, rich
 
 
 @pytest.mark.parametrize("result", [rich(), one([0.1, 0.9]), make([[[0.0]], [[1.0]]], mask=[[False]])])
@@ -27,10 +27,16 @@ def test_a_round_trip_changes_nothing(result, tmp_path):
 
 def test_the_bytes_do_not_depend_on_the_process(tmp_path):
     rich().save(tmp_path / "a.safetensors")
-    code = f"from made_results import rich; rich().save({str(tmp_path / 'b.safetensors')!r})"
+    code = f"from tests.made_results import rich; rich().save({str(tmp_path / 'b.safetensors')!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "123"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_the_order_of_settings_does_not_matter(tmp_path):
+    for name, settings in (("a", {"x": 1, "y": 2}), ("b", {"y": 2, "x": 1})):
+        one([0.1, 0.9], settings=settings).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_nan_payloads_and_negative_zero_survive(tmp_path):

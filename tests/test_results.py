@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, refused, rich
 
 from iglens_tl.results import IGLensResult
+from tests.made_results import NAN, make, one, refused, rich
 
 LEVELS = [0.0, 0.1, 0.05, 0.3, 0.9]  # credits 0.1, -0.05, 0.25, 0.6
 
@@ -121,6 +121,7 @@ def test_gain_loss_and_monotone_on_known_numbers():
 def test_a_falling_and_a_flat_trajectory_are_monotone():
     assert one([0.9, 0.5, 0.5, 0.0]).is_monotone().item()
     assert one([0.5, 0.5]).is_monotone().item()
+    assert one([0.0, 0.5, 0.5, 0.9]).is_monotone().item()
 
 
 def test_masked_entries_are_part_of_no_reduction():
@@ -322,6 +323,9 @@ def perturbations():
     yield "target_ids", result.target_ids + 1
     yield "is_top", ~result.is_top
     yield "model_value", None
+    yield "model_value", torch.full_like(result.model_value, NAN)
+    yield "target_ids", result.target_ids[..., :1]
+    yield "steps", result.steps[:, :1]
     yield "state_labels", ("zero", *result.state_labels[1:])
     yield "target_strings", ((" cat| dog", " a", " cat"), ("", " b", " cat| dog"))
     yield "settings", {"baseline": "zero"}
@@ -332,6 +336,11 @@ def perturbations():
 def test_equals_sees_every_field(name, value):
     assert not rich().equals(changed(rich(), **{name: value}))
     assert not changed(rich(), **{name: value}).equals(rich())
+
+
+def test_equals_does_not_stretch_an_axis():
+    narrow = one([0.0, 1.0], steps=torch.zeros(1, 1, 1, 1, dtype=torch.float64))
+    assert not narrow.equals(changed(narrow, steps=torch.zeros(1, 2, 1, 1, dtype=torch.float64)))
 
 
 def test_equals_holds_for_a_copy_only():

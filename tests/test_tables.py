@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, rich
+
+from tests.made_results import NAN, make, one, rich
 
 AWKWARD = [
     "a\nb",
@@ -111,6 +112,7 @@ def test_a_pivot_keeps_the_order_of_the_layers_and_repeated_tokens_apart():
     pivot = frame.pivot(index=["position", "token_id"], columns="segment", values="credit")
     assert [str(label) for label in pivot.columns] == [str(i) for i in range(12)]
     assert pivot.shape == (3, 12)
+    assert [frame[name].max() for name in ("segment", "start", "end")] == ["11", "11_pre", "final_post"]
     assert frame.sort_values("segment", kind="stable")["segment"].tolist()[-1] == "11"
 
 

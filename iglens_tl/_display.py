@@ -1,0 +1,78 @@
+"""How a token and a number are written for people, and how wide they are on a terminal."""
+
+import math
+import unicodedata
+from collections.abc import Iterable
+
+SMALL = "·"  # what rounds to 0.0000: it is not shown as a zero, and does not draw the eye
+
+
+def quoted(text: str) -> str:
+    r"""A token in quotes, with spaces visible and whatever would break a table (newlines, controls) escaped.
+
+    >>> print(quoted(" Paris"), quoted("a\nb"))
+    ' Paris' 'a\nb'
+    """
+    return repr(text)
+
+
+def cells(text: str) -> int:
+    """The columns that a text takes on a terminal: two for a wide (CJK) character, none for a combining mark."""
+    return sum(_cells_of(character) for character in text)
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """A text filled up with spaces to `width` columns, standing at the left, or at the `right`."""
+    space = " " * (width - cells(text))
+    return space + text if right else text + space
+
+
+def head(text: str, width: int) -> str:
+    """The start of a text, in at most `width` columns; "…" says that something is missing."""
+    return text if cells(text) <= width else _taken(text, width - 1) + "…"
+
+
+def tail(text: str, width: int) -> str:
+    """The end of a text, in at most `width` columns; "…" says that something is missing."""
+    return text if cells(text) <= width else "…" + _taken(reversed(text), width - 1)[::-1]
+
+
+def _taken(characters: Iterable[str], width: int) -> str:
+    taken: list[str] = []
+    for character in characters:
+        width -= _cells_of(character)
+        if width < 0:
+            break
+        taken.append(character)
+    return "".join(taken)
+
+
+def level(value: float) -> str:
+    """A value in a table: four decimals, "·" where they are all zero.
+
+    >>> level(0.0003), level(1e-12), level(-277.2)
+    ('0.0003', '·', '-277.2000')
+    """
+    text = f"{value:.4f}"
+    return SMALL if float(text) == 0 else text
+
+
+def credit(value: float) -> str:
+    """A credit in a table: as `level`, always with its sign.
+
+    >>> credit(0.7022), credit(-0.0003), credit(0.00004)
+    ('+0.7022', '-0.0003', '·')
+    """
+    text = level(value)
+    return text if text == SMALL or text.startswith("-") or math.isnan(value) else "+" + text
+
+
+def precise(value: float) -> str:
+    """A number in a sentence: five significant digits."""
+    return f"{value:.5g}"
