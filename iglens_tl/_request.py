@@ -101,7 +101,7 @@ def _check_source(request: Request, host: Host, view: CacheView | None, states: 
 
 def _prompts(request: Request, host: Host, run: bool) -> Prompts | None:
     if request.input is not None:
-        return prompts_of(host, request.input, request.prepend_bos, request.attention_mask, check_length=run)
+        return prompts_of(host, request.input, request.prepend_bos, request.attention_mask, to_run=run)
     if request.prepend_bos is not None:
         raise ValueError("prepend_bos applies to a prompt given as a string; only a cache came. Leave it out.")
     return None

@@ -17,7 +17,7 @@ import torch
 
 from tests import models
 from tests.families import FAMILIES
-from tests.oracles import Head, hooked_head
+from tests.oracles import Head, lens_head
 from tests.versions import APIS
 
 KINDS = tuple(kind for kind in ("hooked", "bridge") if kind in APIS)
@@ -42,7 +42,7 @@ def fresh(kind: str) -> Subject:
     """A model of one's own: `HookedTransformer` with LayerNorm, or a Llama-like `TransformerBridge` (RMSNorm)."""
     if kind == "hooked":
         model = models.hooked()
-        return Subject(model, hooked_head(model))
+        return Subject(model, lens_head(model))
     llama = FAMILIES["Llama"]
     hf_model = llama.build()
     head = llama.read_head(hf_model)

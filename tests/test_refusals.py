@@ -87,10 +87,9 @@ DAMAGE = {
 @pytest.mark.parametrize("part", DAMAGE)
 def test_the_watch_sees_every_change(kind: str, part: str) -> None:
     model = fresh(kind).model
-    enabled = torch.is_grad_enabled()
-    with pytest.raises(AssertionError, match=part), untouched(model):
+    # The outer two put back what the damage is to torch itself.
+    with models.same_randomness(), torch.enable_grad(), pytest.raises(AssertionError, match=part), untouched(model):
         DAMAGE[part](model)
-    torch.set_grad_enabled(enabled)
 
 
 # --- State after success -----------------------------------------------------------------------------------------
@@ -574,39 +573,37 @@ def _in_training_mode(name: str) -> Any:
     return models.bridge(model)
 
 
-if HAS_BRIDGE:
-
-    @pytest.mark.parametrize("name", ["GPT-2", "no Hugging Face model"])
-    def test_a_bridge_in_training_mode(name: str) -> None:
-        model = _in_training_mode(name)
-        with refused_unrun(
-            model, ValueError, "evaluation mode", "dropout", "in training mode: the model", "Call model.eval() first"
-        ):
-            ig_lens(model, TOKENS)
-        model.eval()
-        assert ig_lens(model, TOKENS).gap.abs().max() < 1e-12
-
-    @pytest.mark.parametrize("name", ["GPT-2"])
-    def test_one_submodule_in_training_mode_is_named(name: str) -> None:
-        model = _in_training_mode(name).eval()
-        dropouts = [path for path, module in modules_of(model).items() if isinstance(module, torch.nn.Dropout)]
-        modules_of(model)[dropouts[0]].train()
-        with refused_unrun(model, ValueError, "evaluation mode", dropouts[0]):
-            ig_lens(model, TOKENS)
+@pytest.mark.bridge
+@pytest.mark.parametrize("name", ["GPT-2", "no Hugging Face model"])
+def test_a_bridge_in_training_mode(name: str) -> None:
+    model = _in_training_mode(name)
+    with refused_unrun(
+        model, ValueError, "evaluation mode", "dropout", "in training mode: the model", "Call model.eval() first"
+    ):
+        ig_lens(model, TOKENS)
+    model.eval()
+    assert ig_lens(model, TOKENS).gap.abs().max() < 1e-12
 
 
-if HAS_HOOKED:
+@pytest.mark.bridge
+@pytest.mark.parametrize("name", ["GPT-2"])
+def test_one_submodule_in_training_mode_is_named(name: str) -> None:
+    model = _in_training_mode(name).eval()
+    dropouts = [path for path, module in modules_of(model).items() if isinstance(module, torch.nn.Dropout)]
+    modules_of(model)[dropouts[0]].train()
+    with refused_unrun(model, ValueError, "evaluation mode", dropouts[0]):
+        ig_lens(model, TOKENS)
 
-    @pytest.mark.parametrize("module", [torch.nn.Dropout(), torch.nn.BatchNorm1d(4)], ids=str)
-    def test_a_hooked_transformer_is_judged_by_what_acts_by_mode(module: Any) -> None:
-        model = models.hooked().train()
-        with untouched(model):
-            ig_lens(model, TOKENS)
-        model.blocks[1].extra = module.train()
-        with refused_unrun(
-            model, ValueError, "evaluation mode", "in training mode: blocks.1.extra.", "Call model.eval()"
-        ):
-            ig_lens(model, TOKENS)
+
+@pytest.mark.hooked
+@pytest.mark.parametrize("module", [torch.nn.Dropout(), torch.nn.BatchNorm1d(4)], ids=str)
+def test_a_hooked_transformer_is_judged_by_what_acts_by_mode(module: Any) -> None:
+    model = models.hooked().train()
+    with untouched(model):
+        ig_lens(model, TOKENS)
+    model.blocks[1].extra = module.train()
+    with refused_unrun(model, ValueError, "evaluation mode", "in training mode: blocks.1.extra.", "Call model.eval()"):
+        ig_lens(model, TOKENS)
 
 
 # --- Readouts ----------------------------------------------------------------------------------------------------
