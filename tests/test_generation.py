@@ -73,7 +73,7 @@ def test_the_tokens_are_the_argmax_loop(model):
 @pytest.mark.bridge
 @pytest.mark.parametrize("name", BRIDGED)
 def test_the_tokens_are_those_of_the_untouched_hugging_face_model(name):
-    family = next(family for family in FAMILIES if family.name == name)
+    family = FAMILIES[name]
     source = family.build()
     expected = argmax_loop(lambda ids: source(ids).logits, PROMPT, 8)
     result = generate_and_attribute(bridge(source, family.architecture), PROMPT, max_new_tokens=8, stop_tokens=[])
@@ -245,13 +245,10 @@ def test_the_ends_that_a_model_knows(tokenizer, settings, expected):
 def with_tokenizer(tokenizer):
     """A tiny model through the preferred way in, with a tokenizer of words."""
     if "bridge" in MUST_HAVE:
-        return bridge(FAMILIES_BY_NAME["Llama"].build(), tokenizer=tokenizer)
+        return bridge(FAMILIES["Llama"].build(), tokenizer=tokenizer)
     model = hooked()
     model.set_tokenizer(tokenizer)
     return model
-
-
-FAMILIES_BY_NAME = {family.name: family for family in FAMILIES}
 
 
 @pytest.fixture
