@@ -118,7 +118,7 @@ def peak(n_tokens: int) -> dict[str, Any]:
     model = demo_model()
     tokens = tokens_of(model, n_tokens)
     cache = residual_cache(model, tokens)
-    ig_lens(cache, tokens[:, :8] if n_tokens < 8 else tokens, targets=0, positions=0, layers=1)  # noqa: PLR2004 -- warm up
+    ig_lens(cache, tokens[:, :8] if n_tokens < 8 else tokens, targets=0, positions=0, layers=1)  # warm up
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to what is resident now
     before = _peak_kib()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from iglens_tl._display import SMALL, credit, level, precise, quoted
 from iglens_tl._fields import ResultFields
-from iglens_tl._onset import RULES, names_at, onset_index, pick, rules_of
+from iglens_tl._onset import RULES, TINY, names_at, onset_index, pick, rules_of
 
 _QUANTITY = {
     "prob": "probability",
@@ -23,6 +23,8 @@ _QUANTITY = {
 
 
 Token = tuple[int, int]  # a place on the batch and the pos axis
+Rule = tuple[str, float]  # an onset rule and its fraction
+DEFAULT_RULE: Rule = ("mass", 0.5)
 
 
 class Group(NamedTuple):
@@ -53,6 +55,40 @@ def grouped(labels: Sequence[str], count: int) -> list[Group]:
     return [
         Group(merged_label(labels[start], labels[stop - 1]), start, stop) for start, stop in itertools.pairwise(bounds)
     ]
+
+
+def grouped_by_mass(result: ResultFields, tokens: Sequence[Token], count: int) -> list[Group]:
+    """The segments in at most `count` groups of adjacent ones, the finer the more these tokens' credit lies there.
+
+    The group that holds the largest share of |credit| is split, where its halves are most equal, until there are
+    `count`. A larger `count` only splits groups further.
+    """
+    rows, columns = (list(axis) for axis in zip(*tokens, strict=True))
+    size = result.attribution[:, rows, columns].abs()
+    share = (size / size.sum(0).clamp(min=TINY)).sum(1)
+    mass = [0.0, *share.cumsum(0).tolist()]
+    bounds = [0, result.n_segments]
+    while len(bounds) <= min(count, result.n_segments):
+        # A group of no mass still weighs its length a little, so that ties go to the longest.
+        weight = [
+            (mass[stop] - mass[start] + 1e-9 * (stop - start), start, stop)
+            for start, stop in itertools.pairwise(bounds)
+            if stop - start > 1
+        ]
+        _, start, stop = max(weight)
+        bounds = sorted([*bounds, _balanced(mass, start, stop)])
+    labels = result.segment_labels
+    return [
+        Group(merged_label(labels[start], labels[stop - 1]), start, stop) for start, stop in itertools.pairwise(bounds)
+    ]
+
+
+def _balanced(mass: Sequence[float], start: int, stop: int) -> int:
+    """Where to split so that both sides hold as equal a mass as can be; of equals, nearest to the middle."""
+    return min(
+        range(start + 1, stop),
+        key=lambda cut: (round(abs(mass[start] + mass[stop] - 2 * mass[cut]), 9), abs(start + stop - 2 * cut)),
+    )
 
 
 def merged_label(first: str, last: str) -> str:
@@ -94,12 +130,14 @@ def profile_columns(result: ResultFields, token: Token, groups: Sequence[Group])
     ]
 
 
-def map_columns(result: ResultFields, tokens: Sequence[Token], groups: Sequence[Group], levels: bool) -> list[Column]:
+def map_columns(
+    result: ResultFields, tokens: Sequence[Token], groups: Sequence[Group], levels: bool, rule: Rule = DEFAULT_RULE
+) -> list[Column]:
     """The columns of a map, a row for each token: who it is, its credits by group, what they sum to."""
     return [
         *who_columns(result, tokens),
         *credit_columns(result, tokens, groups, levels),
-        *sum_columns(result, tokens),
+        *sum_columns(result, tokens, rule),
     ]
 
 
@@ -108,7 +146,8 @@ def who_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
     columns = [Column("pos", [str(int(result.positions[token])) for token in tokens])]
     if result.mask.shape[0] > 1:
         columns.insert(0, Column("batch", [str(row) for row, _ in tokens]))
-    if result.token_strings is not None:
+    one_answer = result.answer is not None and result.mask.shape[0] == 1
+    if result.token_strings is not None and not one_answer:  # there, it is the target of the row above
         columns.append(Column("token", [quoted(token_at(result, token)) for token in tokens], right=False))
     for title, grid in (("target", result.target_strings), ("incorrect", result.incorrect_strings)):
         if grid is not None:
@@ -136,8 +175,8 @@ def credit_columns(
     return columns
 
 
-def sum_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
-    """What each token's credits add up to, and its onset."""
+def sum_columns(result: ResultFields, tokens: Sequence[Token], rule: Rule = DEFAULT_RULE) -> list[Column]:
+    """What each token's credits add up to, and its onset by a rule."""
 
     def column(title: str, tensor: Tensor, write: Callable[[float], str]) -> Column:
         return Column(title, [write(float(tensor[token])) for token in tokens])
@@ -145,15 +184,15 @@ def sum_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
     columns = [column("sum", result.attribution.sum(0), credit), column("total", result.total, credit)]
     if result.model_value is not None:
         columns.append(column("model", result.model_value, level))
-    labels = onset_labels(result, "mass")
+    labels = onset_labels(result, *rule)
     return [*columns, Column("onset", [labels[row][column] for row, column in tokens])]
 
 
-def onset_labels(result: ResultFields, rule: str) -> list[list[str]]:
+def onset_labels(result: ResultFields, rule: str, fraction: float) -> list[list[str]]:
     """The onset of every token as text: a label, "none", or "undefined" where the metric does not have the rule."""
     if rule not in rules_of(result):
         return [["undefined"] * row.shape[0] for row in result.mask]
-    labels = pick(names_at(rule, result)[0], onset_index(result, rule))
+    labels = pick(names_at(rule, result)[0], onset_index(result, rule, fraction))
     return [[label or "none" for label in row] for row in labels]
 
 
@@ -162,7 +201,8 @@ def headings(result: ResultFields) -> list[tuple[str, str]]:
     tokens = shown_tokens(result)
     lines: list[tuple[str, str]] = []
     if tokens and result.token_strings is not None and len({row for row, _ in tokens}) == 1:
-        lines.append(("prompt", prompt(result, tokens[-1])))
+        # What follows the first token that is read is, of an answer, the answer.
+        lines.append(("prompt", prompt(result, tokens[-1 if result.answer is None else 0])))
     if len(tokens) == 1:
         lines.extend(_token_headings(result, tokens[0]))
     if result.answer is not None:
@@ -203,17 +243,26 @@ def title(result: ResultFields) -> str:
     return f"IGLensResult: {n} token{'' if n == 1 else 's'}, {path}"
 
 
-def profile_summary(result: ResultFields, token: Token) -> list[tuple[str, str]]:
+def profile_summary(result: ResultFields, token: Token, fraction: float = 0.5) -> list[tuple[str, str]]:
     """Under a profile: what the credits sum to, and where the value sets in by every rule."""
     whole = float(result.attribution.sum(0)[token])
     numbers = f"{whole:+.5g}, total {float(result.total[token]):+.5g}, gap {float(result.gap[token]):.1g}"
-    rules = ", ".join(f"{rule} {onset_labels(result, rule)[token[0]][token[1]]}" for rule in RULES)
-    return [("sum", numbers), ("onset", f"{rules} (fraction 0.5)")]
+    rules = ", ".join(f"{rule} {onset_labels(result, rule, fraction)[token[0]][token[1]]}" for rule in RULES)
+    return [("sum", numbers), ("onset", f"{rules} (fraction {fraction:g})")]
 
 
-def map_note() -> str:
+_RULE_WORDS = {
+    "mass": "the first segment at which |credit| has added up to {} of all",
+    "crossing": "the first state from which the value stays at {} of its final one or above",
+    "peak": "the segment of the largest credit",
+    "rank": "the first state from which the target stays the most probable token",
+}
+
+
+def map_note(rule: Rule = DEFAULT_RULE) -> str:
     """Under a map: the rule of its onset column."""
-    return 'onset: the first segment with half of all |credit| (rule "mass"); onsets() gives every rule.'
+    words = _RULE_WORDS[rule[0]].format(f"{rule[1]:g}")
+    return f'onset: {words} (rule "{rule[0]}"); onsets() gives every rule.'
 
 
 def reading(result: ResultFields) -> str:

@@ -4,13 +4,15 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from iglens_tl._display import cells, head, pad, tail
+from iglens_tl._display import cells, head, pad, pieces, tail
 from iglens_tl._fields import ResultFields
 from iglens_tl._layout import (
     Column,
+    Rule,
     Token,
     credit_columns,
     grouped,
+    grouped_by_mass,
     headings,
     map_note,
     profile_columns,
@@ -23,33 +25,37 @@ from iglens_tl._layout import (
 )
 
 _NAME = 11  # columns for the name of a heading
-_CUT = ("prompt", "target", "incorrect", "answer")  # headings that hold tokens, whose spaces no line break may eat
+_CUT = ("prompt", "target", "incorrect")  # headings that hold tokens, whose spaces no line break may eat
 _BAR = 40  # the most columns for bars
 
 
-def text(result: ResultFields, width: int, max_rows: int | None, levels: bool) -> str:
+def text(result: ResultFields, width: int, max_rows: int | None, levels: bool, rule: Rule) -> str:
     """The whole text; see `IGLensResult.to_text`."""
-    tokens = shown_tokens(result)
-    body = _profile(result, width, max_rows) if len(tokens) == 1 else _map(result, width, max_rows, levels)
+    if len(shown_tokens(result)) == 1:
+        body = _profile(result, width, max_rows, rule[1])
+    else:
+        body = _map(result, width, max_rows, levels, rule)
     lines = [head(title(result), width), *(_heading(*line, width) for line in headings(result)), "", *body]
     return "\n".join([*(line.rstrip() for line in lines), *textwrap.wrap(reading(result), max(width, 20))])
 
 
 def _heading(name: str, words: str, width: int) -> str:
     room = max(width - _NAME, 20)
+    if name == "answer":
+        return pad(name, _NAME) + ("\n" + " " * _NAME).join(pieces(words, room))
     if name in _CUT:
         return pad(name, _NAME) + (tail if name == "prompt" else head)(words, room)
     return pad(name, _NAME) + ("\n" + " " * _NAME).join(textwrap.wrap(words, room))
 
 
-def _profile(result: ResultFields, width: int, max_rows: int | None) -> list[str]:
+def _profile(result: ResultFields, width: int, max_rows: int | None, fraction: float) -> list[str]:
     (token,) = shown_tokens(result)
     groups = grouped(result.segment_labels, max_rows or result.n_segments)
     columns = profile_columns(result, token, groups)
     lines = _lines(columns, "  ", width)
     room = min(width - cells(lines[0]) - 2, _BAR)
     drawn = ["", *bars(columns[1].numbers or [], room)]
-    summary = [_heading(*line, width) for line in profile_summary(result, token)]
+    summary = [_heading(*line, width) for line in profile_summary(result, token, fraction)]
     return [*(f"{line}  {bar}" for line, bar in zip(lines, drawn, strict=True)), "", *summary, ""]
 
 
@@ -71,28 +77,28 @@ def bars(numbers: Sequence[float], room: int) -> list[str]:
     ]
 
 
-def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool) -> list[str]:
+def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool, rule: Rule) -> list[str]:
     tokens = shown_tokens(result)
     if not tokens:
         return ["no token to show: mask is False everywhere", ""]
     shown = tokens[:max_rows]
-    lines = _lines(_fitted(result, shown, width, levels), " ", width)
+    lines = _lines(_fitted(result, shown, width, levels, rule), " ", width)
     missing = len(tokens) - len(shown)
     return [
         *lines,
         *([f"... {missing} more tokens"] if missing else []),
         "",
-        *textwrap.wrap(map_note(), max(width, 20)),
+        *textwrap.wrap(map_note(rule), max(width, 20)),
     ]
 
 
-def _fitted(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool) -> list[Column]:
+def _fitted(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool, rule: Rule) -> list[Column]:
     """The columns of a map, with as many groups of segments as the width has room for, at least one."""
-    who, sums = who_columns(result, tokens), sum_columns(result, tokens)
+    who, sums = who_columns(result, tokens), sum_columns(result, tokens, rule)
     room = width - cells(_lines([*who, *sums], " ", width)[0]) - 1
     count = max(1, min(result.n_segments, room // 2))
     while True:
-        credits = credit_columns(result, tokens, grouped(result.segment_labels, count), levels)
+        credits = credit_columns(result, tokens, grouped_by_mass(result, tokens, count), levels)
         over = cells(_lines(credits, " ", width)[0]) - room
         if over <= 0 or count == 1:
             return [*who, *credits, *sums]

@@ -123,7 +123,9 @@ def _transform(host: Host) -> tuple[bool | None, str]:
     transform = transform_of(host)
     if transform is None:
         return True, "none: logits are what the unembedding gives."
-    seen = ", ".join(f"{x:g} -> {y:.4g}" for x, y in zip((1.0, 100.0), transform(torch.tensor([[1.0, 100.0]]))[0], strict=True))
+    seen = ", ".join(
+        f"{x:g} -> {y:.4g}" for x, y in zip((1.0, 100.0), transform(torch.tensor([[1.0, 100.0]]))[0], strict=True)
+    )
     return True, f"the model changes its logits after the unembedding ({seen}); it is part of the readout."
 
 
@@ -143,7 +145,9 @@ def _identity(host: Host) -> tuple[bool | None, str]:
     with torch.no_grad():
         off = float((_shares(readout.logits(last[0])) - _shares(logits[0])).abs().max())
     tolerance = TOLERANCE[max((readout.dtype, logits.dtype), key=lambda dtype: torch.finfo(dtype).eps)]
-    words = f"largest difference in any token's probability {off:.1e} (allowed {tolerance:g}) on {tokens.shape[1]} tokens."
+    words = (
+        f"largest difference in any token's probability {off:.1e} (allowed {tolerance:g}) on {tokens.shape[1]} tokens."
+    )
     return off <= tolerance, words
 
 
@@ -160,7 +164,10 @@ def _padding(host: Host) -> tuple[bool | None, str]:
     tolerance = TOLERANCE[alone.dtype]
     if off <= tolerance:
         return True, f"tokens after a prompt do not change it ({off:.1e}): prompts of unequal length can share a batch."
-    return False, f"tokens after a prompt change its probabilities by {off:.1e} (allowed {tolerance:g}): not a causal model."
+    return (
+        False,
+        f"tokens after a prompt change its probabilities by {off:.1e} (allowed {tolerance:g}): not a causal model.",
+    )
 
 
 def _probe(host: Host) -> Tensor:

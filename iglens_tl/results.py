@@ -196,7 +196,14 @@ class IGLensResult(ResultFields):
         """
         _tables.write_text(_tables.json_text(self.to_dataframe()), path)
 
-    def to_text(self, width: int | None = None, max_rows: int | None = 40, levels: bool = False) -> str:
+    def to_text(
+        self,
+        width: int | None = None,
+        max_rows: int | None = 40,
+        levels: bool = False,
+        onset_rule: str = "mass",
+        onset_fraction: float = 0.5,
+    ) -> str:
         """The result as text: one token as a profile over the segments, many tokens as a map with one row a token.
 
         Segments for which there is no room are merged with their neighbours (`0-6`) and their credits added, never
@@ -206,15 +213,17 @@ class IGLensResult(ResultFields):
             width: in columns; None for the width of the terminal.
             max_rows: the most rows; further tokens are counted, not shown. None for all.
             levels: print the readout at the end of each segment beside its credit (a profile always has it).
+            onset_rule, onset_fraction: of the map's onset column; a profile names every rule's, with that fraction.
 
         Raises:
-            ValueError: for a `width` or a `max_rows` below 1.
+            ValueError: for a `width` or a `max_rows` below 1, or a rule and fraction that `onset` refuses.
         """
         width = shutil.get_terminal_size().columns if width is None else width
         for name, number in (("width", width), ("max_rows", 1 if max_rows is None else max_rows)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}.")
-        return _text.text(self, width, max_rows, levels)
+        self.onset(onset_rule, onset_fraction)
+        return _text.text(self, width, max_rows, levels, (onset_rule, onset_fraction))
 
     def __str__(self) -> str:
         return self.to_text()

@@ -27,7 +27,7 @@ def test_a_round_trip_changes_nothing(result, tmp_path):
 
 def test_the_bytes_do_not_depend_on_the_process(tmp_path):
     rich().save(tmp_path / "a.safetensors")
-    code = f"from made_results import rich; rich().save({str(tmp_path / 'b.safetensors')!r})"
+    code = f"from tests.made_results import rich; rich().save({str(tmp_path / 'b.safetensors')!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "123"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()

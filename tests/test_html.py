@@ -4,7 +4,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from made_results import NAN, make, one, rich
+
+from tests.made_results import NAN, make, one, rich
 
 HOSTILE = [
     "<s>",

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import NAN, make, one, rich
 
 from iglens_tl._display import cells, credit, head, level, pad, quoted, tail
 from iglens_tl._layout import grouped, merged_label
 from iglens_tl._text import bars
+from tests.made_results import NAN, make, one, rich
 
 PROFILE = """\
 IGLensResult: 1 token, 4 segments from 0_pre to final_post

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import torch
-from transformer_lens import ActivationCache
-from transformer_lens.hook_points import HookPoint
 
 from iglens_tl._checks import UnsupportedModelError, shorten
 
@@ -53,6 +51,11 @@ class Host:
         return self.model.ln_final
 
     @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return torch.device(getattr(self.model.cfg, "device", None) or next(self.model.parameters()).device)
+
+    @property
     def max_tokens(self) -> int | None:
         """The longest prompt, None where positions are not finite (ALiBi, state-space models)."""
         cfg = self.model.cfg
@@ -71,7 +74,20 @@ def architecture(model: Any) -> str:
 
 
 def is_cache(thing: object) -> bool:
-    return isinstance(thing, (ActivationCache, Mapping))
+    return isinstance(thing, Mapping) or _is_a(thing, "ActivationCache")
+
+
+def _is_a(thing: object, name: str) -> bool:
+    """Whether a class of that name is among the thing's classes.
+
+    TransformerLens is told by names, never imported: results load without it, and its import paths differ by version.
+    """
+    return any(cls.__name__ == name for cls in type(thing).__mro__)
+
+
+def _hook_points(modules: Iterable[torch.nn.Module | None]) -> list[Any]:
+    inside = (part for module in modules if module is not None for part in module.modules())
+    return [part for part in inside if _is_a(part, "HookPoint")]
 
 
 def host_of(model: Any) -> Host:
@@ -161,6 +177,8 @@ def _refuse_other_readouts(model: Any) -> None:
     parts: Mapping[str, Any] = getattr(model, "_modules", {})
     if getattr(model, "unembed", None) is None or getattr(model, "blocks", None) is None:
         raise UnsupportedModelError(f"{name} has no blocks or no unembedding that this package could read through.")
+    if int(model.cfg.d_vocab) < 1:
+        raise UnsupportedModelError(f"{name} has no vocabulary; IG-Lens attributes the probability of a next token.")
     beside = [part for part in _BESIDE_THE_READOUT if part in parts]
     if beside:
         raise UnsupportedModelError(
@@ -199,10 +217,7 @@ def quiet(*modules: torch.nn.Module | None) -> Generator[None]:
     see them nor change them.
     """
     kept: list[tuple[dict[str, Any], str, Any]] = []
-    points = [
-        part for module in modules if module is not None for part in module.modules() if isinstance(part, HookPoint)
-    ]
-    for point in points:
+    for point in _hook_points(modules):
         for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
             hooks = vars(point).get(name)
             if hooks:
@@ -217,10 +232,7 @@ def quiet(*modules: torch.nn.Module | None) -> Generator[None]:
 
 def hooked_points(*modules: torch.nn.Module | None) -> list[str]:
     """Names of the hook points inside these modules that carry forward hooks."""
-    points = [
-        part for module in modules if module is not None for part in module.modules() if isinstance(part, HookPoint)
-    ]
-    return [str(point.name) for point in points if point.fwd_hooks]
+    return [str(point.name) for point in _hook_points(modules) if point.fwd_hooks]
 
 
 def package_version(name: str) -> str:
