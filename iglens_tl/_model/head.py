@@ -173,7 +173,7 @@ def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:
     found_weights = [getattr(holder, name, None) for holder in holders for name in ("weight", "w")]
     found_biases = [getattr(holder, name, None) for holder in holders for name in ("bias", "b")]
     tensors = [tensor.detach() for tensor in found_weights if isinstance(tensor, Tensor)]
-    weights = [*tensors, *(1.0 + tensor.float() for tensor in tensors), None]
+    weights = [*tensors, *(1.0 + tensor.double() for tensor in tensors), None]
     biases = [*(tensor.detach() for tensor in found_biases if isinstance(tensor, Tensor)), None]
     found_eps = [getattr(holder, name, None) for holder in holders for name in ("eps", "variance_epsilon")]
     epsilons = [float(eps) for eps in (*found_eps, getattr(cfg, "eps", None)) if isinstance(eps, (int, float, Tensor))]
