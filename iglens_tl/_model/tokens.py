@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _rows(input: Any) -> list[Tensor] | None:
         raise TypeError(f"input must be a string, a list of strings, or token ids; got {type(input).__name__}.")
     if len(input) == 0:
         raise ValueError("the input holds no tokens: give at least one prompt with at least one token.")
-    kinds = {isinstance(item, (Sequence, Tensor)) and not isinstance(item, (str, bytes)) for item in input}
+    kinds = {_is_row(item) for item in input}
     if kinds == {False}:
         if any(isinstance(item, (bool, float, str, bytes)) for item in input):
             raise TypeError("input must be all strings or all whole-number token ids, not a mixture.")
@@ -151,6 +152,11 @@ def _rows(input: Any) -> list[Tensor] | None:
     if any(row.ndim != 1 or (len(row) and row.is_floating_point()) for row in rows):
         raise TypeError("every prompt must be a flat list of whole-number token ids.")
     return [row.cpu().long() for row in rows]
+
+
+def _is_row(item: Any) -> bool:
+    """A sequence or array of ids, not a single one."""
+    return getattr(item, "ndim", 0) > 0 or (isinstance(item, Sequence) and not isinstance(item, (str, bytes)))
 
 
 def given_mask(attention_mask: Any, shape: tuple[int, ...], whose: str = "the tokens") -> Tensor:
@@ -193,8 +199,19 @@ def _warn_double_bos(host: Host, prompts: Prompts) -> None:
         warnings.warn(
             f"prompt {shorten(twice)} begins with two BOS tokens (id {bos}), which changes its probabilities: the text or "
             "its chat template already holds one. Pass prepend_bos=False.",
-            stacklevel=5,
+            stacklevel=_depth_outside(),
         )
+
+
+def _depth_outside() -> int:
+    """The `stacklevel` of a warning that is to point at the caller of this package."""
+    frame, depth = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage] -- `inspect.stack()` reads every source file
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "iglens_tl",
+        "contextlib",
+    ):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _check(host: Host, prompts: Prompts, to_run: bool) -> None:
