@@ -15,8 +15,6 @@ from tests.families import FAMILIES
 from tests.models import TOKENS, bridge, hooked, native, word_tokenizer
 from tests.versions import HAS_BRIDGE
 
-pytest_plugins = ["tests.smollm2"]
-
 PROMPT = TOKENS[0].tolist()
 QUESTION = "What is the capital of Vietnam?"
 ANSWER_IDS = (504, 3575, 282, 10223, 314, 15795, 89, 1117, 30, 2)  # "The capital of Vietnam is Hoi An.<|im_end|>"
