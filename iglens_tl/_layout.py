@@ -84,11 +84,15 @@ def grouped_by_mass(result: ResultFields, tokens: Sequence[Token], count: int) -
 
 
 def _balanced(mass: Sequence[float], start: int, stop: int) -> int:
-    """Where to split so that both sides hold as equal a mass as can be; of equals, nearest to the middle."""
-    return min(
-        range(start + 1, stop),
-        key=lambda cut: (round(abs(mass[start] + mass[stop] - 2 * mass[cut]), 9), abs(start + stop - 2 * cut)),
-    )
+    """Where to split so that both sides hold as equal a mass as can be; of equals, where the heavier is shortest."""
+
+    def key(cut: int) -> tuple[float, int]:
+        left, right = mass[cut] - mass[start], mass[stop] - mass[cut]
+        excess = round(left - right, 9)
+        heavy = [cut - start] * (excess >= 0) + [stop - cut] * (excess <= 0)
+        return abs(excess), max(heavy)
+
+    return min(range(start + 1, stop), key=key)
 
 
 def merged_label(first: str, last: str) -> str:
