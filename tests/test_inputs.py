@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from iglens_tl import NEXT, TOP, IGLensResult, TokenSet, ig_lens
+from iglens_tl._model import tokens
 from iglens_tl._model.host import Host
 from iglens_tl._model.tokens import token_text
 from tests.models import BATCH, TOKENS
@@ -309,7 +310,10 @@ def test_prepend_bos_none_is_the_models_own_habit(kind: str, tmp_path: Any) -> N
 
 
 @each_kind
-def test_two_leading_bos_are_warned_of_where_the_caller_stands(kind: str, tmp_path: Any) -> None:
+def test_two_leading_bos_are_warned_of_where_the_caller_stands(
+    kind: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "TRANSPARENT", (*tokens.TRANSPARENT, "tests.shapes"))  # the shape checker of the tests
     model = speaking(kind, tmp_path)
     with pytest.warns(UserWarning, match=r"prompt 1 begins with two BOS tokens \(id 2\).*prepend_bos=False") as caught:
         result = ig_lens(model, ["w05", "w02 w05"], prepend_bos=True)

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -199,19 +200,24 @@ def _warn_double_bos(host: Host, prompts: Prompts) -> None:
         warnings.warn(
             f"prompt {shorten(twice)} begins with two BOS tokens (id {bos}), which changes its probabilities: the text or "
             "its chat template already holds one. Pass prepend_bos=False.",
-            stacklevel=_depth_outside(),
+            stacklevel=_depth_outside(sys._getframe()),  # pyright: ignore[reportPrivateUsage] -- `inspect.stack()` reads every file
         )
 
 
-def _depth_outside() -> int:
-    """The `stacklevel` of a warning that is to point at the caller of this package."""
-    frame, depth = sys._getframe(1), 1  # pyright: ignore[reportPrivateUsage] -- `inspect.stack()` reads every source file
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
-        "iglens_tl",
-        "contextlib",
-    ):
+def _depth_outside(frame: FrameType) -> int:
+    """The `stacklevel` of a warning raised in `frame` that is to point at the caller of this package."""
+    depth = 1
+    while frame.f_back is not None and _is_ours(str(frame.f_globals.get("__name__", ""))):
         frame, depth = frame.f_back, depth + 1
     return depth
+
+
+TRANSPARENT = ("iglens_tl", "contextlib", "jaxtyping")
+"""Packages whose frames stand between the caller and a warning of ours: the package itself and what decorates it."""
+
+
+def _is_ours(module: str) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in TRANSPARENT)
 
 
 def _check(host: Host, prompts: Prompts, to_run: bool) -> None:
