@@ -60,7 +60,9 @@ def subject(kind: str) -> Subject:
 
 def tiny(kind: str = KINDS[0], **settings: Any) -> Any:
     """A model with settings of `HookedTransformerConfig`, as a `HookedTransformer` or a bridge without a Hugging Face model."""
-    return models.hooked(**settings) if kind == "hooked" else models.native(**settings)
+    model = models.hooked(**settings) if kind == "hooked" else models.native(**settings)
+    model(torch.tensor([[3]]))
+    return model
 
 
 def word_level(size: int = D_VOCAB) -> Any:
