@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from iglens_tl._display import SMALL, credit, level, precise, quoted
+from iglens_tl._display import SMALL, credit, joined, level, precise, quoted
 from iglens_tl._fields import ResultFields
 from iglens_tl._onset import RULES, TINY, names_at, onset_index, pick, rules_of
 
@@ -221,7 +221,7 @@ def prompt(result: ResultFields, token: Token) -> str:
     row, place = token[0], int(result.positions[token])
     texts = [] if result.token_strings is None else result.token_strings[row][: place + 1]
     real = [True] * len(texts) if result.token_mask is None else result.token_mask[row].tolist()
-    return quoted("".join(text for text, keep in zip(texts, real, strict=False) if keep))
+    return quoted(joined(text for text, keep in zip(texts, real, strict=False) if keep))
 
 
 def _token_headings(result: ResultFields, token: Token) -> list[tuple[str, str]]:

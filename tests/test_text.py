@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iglens_tl._display import cells, credit, head, level, pad, pieces, quoted, tail
+from iglens_tl._display import cells, credit, head, joined, level, pad, pieces, quoted, tail
 from iglens_tl._layout import grouped, grouped_by_mass, merged_label
 from iglens_tl._text import bars
 from tests.made_results import NAN, make, one, rich
@@ -337,4 +337,31 @@ def test_the_onset_column_follows_its_rule():
 def test_pieces_are_the_whole_text():
     assert pieces("東京ab", 2) == ["東", "京", "ab"]
     assert pieces("東京", 1) == ["東", "京"]
+    assert pieces("a rose is a rose", 7) == ["a rose ", "is a ", "rose"]
     assert pieces("", 5) == [""]
+
+
+def test_a_prompt_shows_characters_whose_bytes_its_tokens_split():
+    result = make(
+        [[[NAN, NAN, NAN, 0.1]], [[NAN, NAN, NAN, 0.9]]],
+        mask=[[False, False, False, True]],
+        token_mask=torch.ones(1, 4, dtype=torch.bool),
+        token_strings=(("<0xE6>", "<0x9D><0xB1>", "\ud800", " <0xE4>"),),
+    )
+    assert r"prompt     '東\ud800 <0xE4>'" in result.to_text(80)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.data())
+def test_split_bytes_come_together_again(text, data):
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)))) | {0, len(raw)})
+    tokens = ["".join(f"<0x{byte:02X}>" for byte in raw[a:b]) for a, b in itertools.pairwise(cuts)]
+    assert joined(tokens) == text
+
+
+def test_where_two_groups_do_not_fit_the_tokens_make_room():
+    wide, narrow = (table(many(3).to_text(width, levels=True))[0].split() for width in (100, 66))
+    assert "token" in wide
+    assert "token" not in narrow
+    assert narrow.count("level") == 2
+    assert "token" in table(make([[[0.1, 0.2]], [[0.3, 0.4]]]).to_text(20, levels=True))[0].split()
