@@ -36,6 +36,7 @@ LEVELS = {
     "_model.states": 31,
     "_model.tokens": 31,
     "_model.answers": 32,
+    "_model.parts": 32,
     "_model": 33,
     "_request": 40,
     "_trajectory": 41,
