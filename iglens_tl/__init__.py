@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iglens_tl._checks import MissingActivationError, ReadoutMismatchError, UnsupportedModelError
     from iglens_tl.attribution import ig_lens
+    from iglens_tl.companion_results import DLAResult, LayerPathResult, LogitLensResult
+    from iglens_tl.companions import direct_logit_attribution, logit_lens
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.results import IGLensResult, Onset
@@ -20,18 +22,23 @@ __version__ = "0.1.0"
 __all__ = [
     "NEXT",
     "TOP",
+    "DLAResult",
     "Diagnosis",
     "Finding",
     "IGLensResult",
+    "LayerPathResult",
+    "LogitLensResult",
     "MissingActivationError",
     "Onset",
     "ReadoutMismatchError",
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
+    "direct_logit_attribution",
     "doctor",
     "generate_and_attribute",
     "ig_lens",
+    "logit_lens",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -39,17 +46,22 @@ __all__ = [
 _HOMES = {
     "NEXT": "targets",
     "TOP": "targets",
+    "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
     "Finding": "diagnosis",
     "IGLensResult": "results",
+    "LayerPathResult": "companion_results",
+    "LogitLensResult": "companion_results",
     "MissingActivationError": "_checks",
     "Onset": "results",
     "ReadoutMismatchError": "_checks",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
+    "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
+    "logit_lens": "companions",
 }
 
 
