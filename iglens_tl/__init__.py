@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iglens_tl._checks import MissingActivationError, ReadoutMismatchError, UnsupportedModelError
+    from iglens_tl.answer_result import AnswerResult
+    from iglens_tl.answers import attribute_answer
     from iglens_tl.attribution import ig_lens
     from iglens_tl.companion_results import DLAResult, LayerPathResult, LogitLensResult
     from iglens_tl.companions import direct_logit_attribution, logit_lens
+    from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.results import IGLensResult, Onset
@@ -22,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NEXT",
     "TOP",
+    "AnswerResult",
     "DLAResult",
     "Diagnosis",
     "Finding",
@@ -34,6 +38,8 @@ __all__ = [
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
+    "attribute_answer",
+    "difference",
     "direct_logit_attribution",
     "doctor",
     "generate_and_attribute",
@@ -46,6 +52,7 @@ __all__ = [
 _HOMES = {
     "NEXT": "targets",
     "TOP": "targets",
+    "AnswerResult": "answer_result",
     "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
     "Finding": "diagnosis",
@@ -57,6 +64,8 @@ _HOMES = {
     "ReadoutMismatchError": "_checks",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
+    "attribute_answer": "answers",
+    "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
     "generate_and_attribute": "generation",

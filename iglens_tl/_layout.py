@@ -271,6 +271,8 @@ def reading(result: ResultFields) -> str:
     quantity = _QUANTITY[result.metric]
     if result.incorrect_ids is not None:
         quantity = f"difference in {quantity}, target less incorrect,"
+    if "difference" in result.settings:
+        quantity = f"{quantity}, of the first run less the second,"
     return (
         f"credit = extra {quantity} that norm+unembedding read from the state after this segment, given the state "
         f"before it; not the layer's causal effect through the blocks above. {SMALL} = less than 0.00005."

@@ -118,10 +118,10 @@ def test_float64_sums_to_rounding():
 
 @each_kind
 def test_a_dropped_head_or_bias_is_seen(kind):
-    """The tolerance means something: every part is far larger than it."""
+    """The sums are close enough to mean something: no head and no sublayer is as small as what they miss."""
     result = direct_logit_attribution(subject(kind).model, BATCH, targets=7, unit="head")
     sizes = dict(zip(result.part_labels, result.attribution.abs().amax((1, 2)).tolist(), strict=True))
-    assert min(size for name, size in sizes.items() if "bias" not in name) > 10 * SUMS
+    assert min(size for name, size in sizes.items() if "bias" not in name) > 5 * result.gap.abs().max()
 
 
 @pytest.mark.hooked
@@ -169,7 +169,7 @@ def test_a_cache_gives_what_a_run_gives_and_runs_nothing(kind):
 def test_a_cache_of_states_says_what_heads_need(kind):
     cache = cached(subject(kind).model, BATCH, names_filter=residual_names())
     assert direct_logit_attribution(cache, BATCH, targets=7, unit="block").gap.abs().max() <= SUMS
-    with pytest.raises(MissingActivationError, match=r"lacks blocks\.0.*names_filter=.*attn\.hook_z"):
+    with pytest.raises(MissingActivationError, match=r"lacks .*blocks\.0\.attn\.hook_z.*names_filter=.*attn\.hook_z"):
         direct_logit_attribution(cache, BATCH, targets=7, unit="head")
 
 

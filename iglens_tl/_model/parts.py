@@ -85,14 +85,17 @@ class PartGroup:
 def part_sources(host: Host, unit: str) -> list[PartSource]:
     """The sources of the whole stream, in order: embeddings, then block by block.
 
-    Labels are `embed`, `pos_embed` (with whole blocks `embed` is both); `3` (a whole block); `3_attn`, `3_mixer`, `3_mlp`; `L3H2`, `3_attn_bias`. A block
-    without attention and MLP hooks (a state-space model's) is one part in every unit.
+    Labels are `embed`, `pos_embed` (with whole blocks `embed` is both); `3` (a whole block); `3_attn`, `3_mixer`,
+    `3_mlp`; `L3H2`, `3_attn_bias`. A block without attention and MLP hooks (a state-space model's) is one part in every unit.
 
     Raises:
         UnsupportedModelError: for heads, where an attention does not expose them.
     """
     one_of("unit", unit, UNITS)
-    return [_embeddings(host, unit), *(source for layer in range(host.n_layers) for source in _of_block(host, layer, unit))]
+    return [
+        _embeddings(host, unit),
+        *(source for layer in range(host.n_layers) for source in _of_block(host, layer, unit)),
+    ]
 
 
 def gather(sources: Sequence[PartSource], kept: Sequence[Tensor]) -> tuple[PartGroup, ...]:
