@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
+    from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
@@ -44,6 +45,8 @@ __all__ = [
     "doctor",
     "generate_and_attribute",
     "ig_lens",
+    "layer_conductance",
+    "layer_integrated_gradients",
     "logit_lens",
 ]
 
@@ -70,6 +73,8 @@ _HOMES = {
     "doctor": "diagnosis",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
+    "layer_conductance": "layer_paths",
+    "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
 }
 

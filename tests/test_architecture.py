@@ -51,6 +51,8 @@ LEVELS = {
     "attribution": 50,
     "companions": 50,
     "answers": 51,
+    "_full_model": 42,
+    "layer_paths": 50,
     "diagnosis": 50,
     "generation": 51,
     "_gguf": 51,
