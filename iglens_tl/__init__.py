@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from iglens_tl.attribution import ig_lens
     from iglens_tl.companion_results import DLAResult, LayerPathResult, LogitLensResult
     from iglens_tl.companions import direct_logit_attribution, logit_lens
+    from iglens_tl.comparison import LensComparison
     from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
+    from iglens_tl.lineup import compare
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
@@ -32,6 +34,7 @@ __all__ = [
     "Finding",
     "IGLensResult",
     "LayerPathResult",
+    "LensComparison",
     "LogitLensResult",
     "MissingActivationError",
     "Onset",
@@ -40,6 +43,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "attribute_answer",
+    "compare",
     "difference",
     "direct_logit_attribution",
     "doctor",
@@ -61,6 +65,7 @@ _HOMES = {
     "Finding": "diagnosis",
     "IGLensResult": "results",
     "LayerPathResult": "companion_results",
+    "LensComparison": "comparison",
     "LogitLensResult": "companion_results",
     "MissingActivationError": "_checks",
     "Onset": "results",
@@ -68,6 +73,7 @@ _HOMES = {
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
     "attribute_answer": "answers",
+    "compare": "lineup",
     "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
