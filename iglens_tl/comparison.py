@@ -187,9 +187,10 @@ class LensComparison(TokensAsked):
 
     def _meanings(self) -> list[str]:
         rows = zip(self.method_labels, self.meanings, self.expected_names, strict=True)
-        return [
+        words = [
             f"{name}: {meaning}" + (f"; expected: {expected}." if expected else ".") for name, meaning, expected in rows
         ]
+        return [*words, f"{SMALL} = less than 0.00005."]
 
 
 def _ranks(amounts: Tensor) -> Tensor:
