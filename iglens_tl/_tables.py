@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from iglens_tl._fields import ResultFields
+from iglens_tl._fields import OfTokens, ResultFields
 from iglens_tl._onset import RULES, names_at, onset_index, pick, rules_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def long_frame(result: ResultFields) -> "pandas.DataFrame":
 
     k = result.n_segments
     n = int(result.mask.sum())
-    columns: dict[str, Any] = {name: column.repeat(k) for name, column in _token_columns(result).items()}
+    columns: dict[str, Any] = {name: column.repeat(k) for name, column in token_columns(result).items()}
     columns["segment"] = _tiled(result.segment_labels, range(k), n)
     columns["start"] = _tiled(result.state_labels, range(k), n)
     columns["end"] = _tiled(result.state_labels, range(1, k + 1), n)
@@ -44,7 +44,7 @@ def long_frame(result: ResultFields) -> "pandas.DataFrame":
     columns["value_end"] = _at_mask(result, result.values[1:])
     columns["unit"] = _repeated(result.unit, n * k)
     columns["metric"] = _repeated(result.metric, n * k)
-    return _frame(columns)
+    return frame_of(columns)
 
 
 def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
@@ -52,7 +52,7 @@ def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
     import pandas as pd
 
     mask = result.mask.flatten().tolist()
-    columns: dict[str, Any] = dict(_token_columns(result))
+    columns: dict[str, Any] = dict(token_columns(result))
     for rule in RULES:
         labels: Sequence[str | None] = [None] * int(result.mask.sum())
         hidden: Sequence[int | None] = labels  # both all None
@@ -62,10 +62,10 @@ def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
             labels, hidden = _kept(pick(names, index), mask), _kept(pick(states, index), mask)
         columns[rule] = _objects(labels)
         columns[f"{rule}_hidden_state"] = pd.array(list(hidden), dtype="Int64")
-    return _frame(columns)
+    return frame_of(columns)
 
 
-def _frame(columns: dict[str, Any]) -> "pandas.DataFrame":
+def frame_of(columns: dict[str, Any]) -> "pandas.DataFrame":
     """A frame whose text columns are of object dtype: pandas 3's own string type cannot hold a lone surrogate."""
     import pandas as pd
 
@@ -77,7 +77,7 @@ def _frame(columns: dict[str, Any]) -> "pandas.DataFrame":
     return pd.DataFrame({**columns, **texts})
 
 
-def _token_columns(result: ResultFields) -> dict[str, Any]:
+def token_columns(result: OfTokens) -> dict[str, Any]:
     """What is said of a token, one entry for each (batch, position) where `mask` is True."""
     batch, _ = result.mask.nonzero(as_tuple=True)
     columns: dict[str, Any] = {"batch": batch.numpy(), "position": result.positions[result.mask].numpy()}
@@ -88,7 +88,7 @@ def _token_columns(result: ResultFields) -> dict[str, Any]:
     return columns
 
 
-def _own_columns(result: ResultFields, batch: Tensor) -> dict[str, Any]:
+def _own_columns(result: OfTokens, batch: Tensor) -> dict[str, Any]:
     import pandas as pd
 
     position = result.positions[result.mask]
@@ -102,7 +102,7 @@ def _own_columns(result: ResultFields, batch: Tensor) -> dict[str, Any]:
 
 
 def _named_columns(
-    result: ResultFields, name: str, strings: Sequence[Sequence[str]], ids: Tensor
+    result: OfTokens, name: str, strings: Sequence[Sequence[str]], ids: Tensor
 ) -> dict[str, npt.NDArray[Any]]:
     """The text and the id of a target; where any target is a set, every id is text, `"5|7"`."""
     chosen = ids[result.mask]

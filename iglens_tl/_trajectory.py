@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Readout, levels_of_logits
+from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Probe, Readout, levels_of_logits
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._model.answers import Ids, refuse_overlap
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import Host, architecture, hooked_points
-from iglens_tl._model.states import Wanted, prefix_mean, rows_at, run_and_collect
+from iglens_tl._model.parts import PartGroup, PartSource, check_parts, gather, part_sources
+from iglens_tl._model.states import Wanted, hook_name, prefix_mean, rows_at, run_and_collect
 from iglens_tl._model.tokens import Prompts
 from iglens_tl._plan import PositionPlan, StatePlan
 from iglens_tl._request import Lens, Request, Settled, settle
@@ -54,6 +55,8 @@ class Trajectory:
 
     Args:
         path: K + 1 states `[rows, d_model]` and the target ids of the rows; a row is a selected (batch, pos).
+        stream: the same states before a lens was applied.
+        parts: what the stream is the sum of, where a `unit` was asked for; checked to add up to the states.
         said: levels of the targets under the model's own logits; None where no logits were at hand.
         said_dtype: the dtype of those logits.
     """
@@ -61,6 +64,8 @@ class Trajectory:
     host: Host
     readout: Readout
     path: Path
+    stream: tuple[Tensor, ...]
+    parts: tuple[PartGroup, ...]
     positions: PositionPlan
     states: StatePlan
     prompts: Prompts | None
@@ -79,20 +84,27 @@ class Trajectory:
         return grid
 
 
-def trajectory(request: Request) -> Trajectory:
+def trajectory(request: Request, unit: str | None = None) -> Trajectory:
     """Settle the request, collect its states (one forward pass at most), resolve `TOP`, apply the lens.
 
+    Args:
+        request: what the caller asked for.
+        unit: one of `parts.UNITS`, to collect the additive parts of the stream in the same pass; None for none.
+
     Raises:
+        UnsupportedModelError: where the parts do not add up to the states, or the model does not expose them.
         ValueError: for NaN or infinite states (layer and position are named), and all that `settle` refuses.
     """
     settled = settle(request)
     host, plan = settled.host, settled.positions
-    points, logits = _collect(settled)
+    sources = [] if unit is None else part_sources(host, unit)
+    points, groups_of_parts, logits = _collect(settled, sources)
     readout = readout_of(host, request.dtype)
     ids, wrong = _resolve(settled, request, readout, points[-1], logits)
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
     _check_finite(settled, points)
+    stream = tuple(points)
     if request.lens is not None:
         points = _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
@@ -101,6 +113,8 @@ def trajectory(request: Request) -> Trajectory:
         host=host,
         readout=readout,
         path=Path(points, groups),
+        stream=stream,
+        parts=groups_of_parts,
         positions=plan,
         states=settled.states,
         prompts=settled.prompts,
@@ -113,25 +127,30 @@ def trajectory(request: Request) -> Trajectory:
     )
 
 
-def _collect(settled: Settled) -> tuple[list[Tensor], Tensor | None]:
-    """The states `[rows, d_model]` in the order of the path, and the model's logits where they are at hand."""
+def _collect(
+    settled: Settled, sources: Sequence[PartSource]
+) -> tuple[list[Tensor], tuple[PartGroup, ...], Tensor | None]:
+    """The states `[rows, d_model]` in the order of the path, the parts, and the logits where they are at hand."""
     batch, pos = settled.positions.rows
-    rows, states = rows_at(batch, pos), settled.states
-    wanted = [Wanted(half, rows) for half in states.halves]
+    rows, states, n_layers = rows_at(batch, pos), settled.states, settled.host.n_layers
+    own = [Wanted(hook_name(half, n_layers), rows) for half in states.halves]
     if states.base == "mean":
-        wanted.insert(0, Wanted(states.halves[0], prefix_mean(settled.token_mask, batch, pos)))
-    if settled.view is not None:
-        kept, logits = [item.select(settled.view.state(item.half).detach()) for item in wanted], settled.logits
-    else:
-        kept, logits = _run(settled, wanted)
+        own.insert(0, Wanted(own[0].name, prefix_mean(settled.token_mask, batch, pos)))
+    of_parts = [Wanted(name, rows) for source in sources for name in source.needs]
+    kept, logits = _run(settled, [*own, *of_parts])
+    points = kept[: len(own)]
+    parts = gather(sources, kept[len(own) :])
+    check_parts(settled.host, parts, dict(zip(states.halves, points[-len(states.halves) :], strict=True)))
     if states.base == "zero":
-        kept.insert(0, torch.zeros_like(kept[0]))
+        points.insert(0, torch.zeros_like(points[0]))
     if settled.baseline_rows is not None:
-        kept.insert(0, settled.baseline_rows)
-    return kept, logits
+        points.insert(0, settled.baseline_rows)
+    return points, parts, logits
 
 
-def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor]:
+def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor | None]:
+    if settled.view is not None:
+        return settled.view.collect(wanted), settled.logits
     host, prompts = settled.host, settled.prompts
     assert prompts is not None
     mask = prompts.attention_mask
@@ -201,7 +220,13 @@ def _through_lens(lens: Lens, points: Sequence[Tensor], states: StatePlan, reado
     return mapped
 
 
-def read_checked(run: Trajectory, budget: int | None) -> Levels:
+def read_last(run: Trajectory, budget: int | None = None) -> Levels:
+    """Levels at the last state alone, `[.., rows]`; checked, and refused, as `read_checked` does."""
+    states = replace(run.states, halves=run.states.halves[-1:], base="embed")
+    return read_checked(replace(run, states=states, path=Path(run.path.states[-1:], run.path.groups)), budget)
+
+
+def read_checked(run: Trajectory, budget: int | None, probe: Probe | None = None) -> Levels:
     """Levels at every state, `[.., (K + 1) * rows]`, checked against what the model itself said.
 
     Raises:
@@ -210,7 +235,7 @@ def read_checked(run: Trajectory, budget: int | None) -> Levels:
     """
     if run.said is not None:
         _check_said(run, run.said)
-    levels = read_states(run.readout, run.path, budget)
+    levels = read_states(run.readout, run.path, budget, probe)
     n = run.path.n_tokens
     good = (levels.log_top.isfinite() & levels.logit.isfinite().all(0)).reshape(-1, n).all(1)
     if not bool(good.all()):

@@ -28,6 +28,9 @@ DEFAULT_BUDGET = 64 * 2**20
 PAD = -1
 """Filler in a row of target ids."""
 
+Probe = Callable[[Tensor, int], None]
+"""Looks at a block of logits `[rows, d_vocab]` and the number of its first row, before they are reduced."""
+
 _UNDERFLOW = 1e-30
 """Sums of float32 exponentials below this have lost digits."""
 
@@ -168,6 +171,7 @@ def read(
     groups: Callable[[int, int], Sequence[Int[Tensor, "rows _"]]],
     n_rows: int,
     budget: int | None = None,
+    probe: Probe | None = None,
 ) -> Levels:
     """Read `n_rows` rows in chunks, without gradients.
 
@@ -177,6 +181,7 @@ def read(
         groups: `(start, stop) ->` the target ids of those rows (see `levels_of_logits`).
         n_rows: how many rows there are.
         budget: bytes that a chunk of logits may take.
+        probe: what else is to be taken from the same logits; it must not change them.
 
     Returns:
         `Levels` of all rows, on the CPU.
@@ -190,11 +195,11 @@ def read(
             stop = min(start + chunk, n_rows)
             logits = readout.logits(rows(start, stop), None if buffer is None else buffer[: stop - start])
             ids = [group.to(readout.device) for group in groups(start, stop)]
-            parts += _levels_in_blocks(logits, ids)
+            parts += _levels_in_blocks(logits, ids, start, probe)
     return Levels.join(parts)
 
 
-def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor]) -> list[Levels]:
+def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor], first: int, probe: Probe | None) -> list[Levels]:
     """Reduce a chunk a few rows at a time, so that the passes after the product find the logits in the cache."""
     elements = BLOCK_ELEMENTS if logits.device.type == "cpu" else 64 * BLOCK_ELEMENTS  # launches cost more than traffic
     block = min(len(logits), max(1, elements // logits.shape[-1]))
@@ -202,6 +207,8 @@ def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor]) -> list[Levels]:
     parts: list[Levels] = []
     for start in range(0, len(logits), block):
         some = logits[start : start + block]
+        if probe is not None:
+            probe(some, first + start)
         ids = [group[start : start + block] for group in groups]
         parts.append(levels_of_logits(some, ids, scratch[: len(some)]).cpu())
     return parts

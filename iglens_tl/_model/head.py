@@ -78,6 +78,22 @@ def _linear(host: Host) -> tuple[Tensor | None, Tensor | None]:
     return inner.weight.detach().T, None if bias is None else bias.detach()
 
 
+def unembedding(host: Host) -> tuple[Tensor, Tensor | None]:
+    """`W_U` `[d_model, d_vocab]` and `b_U`, detached; not to be written to.
+
+    Raises:
+        UnsupportedModelError: where the unembedding is no plain linear map.
+    """
+    weight, bias = _linear(host)
+    if weight is None:
+        kind = type(getattr(host.model.unembed, "original_component", host.model.unembed)).__name__
+        raise UnsupportedModelError(
+            f"the logits of {architecture(host.model) or host.name} cannot be shared out: its unembedding is {kind} (quantised, "
+            "offloaded or wrapped), not a matrix. ig_lens and logit_lens read through the module itself."
+        )
+    return weight, bias
+
+
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
     def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
         if bias is None:
@@ -99,10 +115,10 @@ def _module_unembed(host: Host) -> Callable[[Tensor, Tensor | None], Tensor]:
 
 
 def _module_norm(host: Host, dtype: torch.dtype) -> Transform:
-    module = host.norm
-    if module is None:
-        return lambda rows: rows
+    return (lambda rows: rows) if host.norm is None else _through(host.norm, dtype)
 
+
+def _through(module: torch.nn.Module, dtype: torch.dtype) -> Transform:
     def norm(rows: Tensor) -> Tensor:
         with quiet(module):
             return module(rows[None])[0].to(dtype)
@@ -131,14 +147,28 @@ class Norm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         wide = rows if rows.dtype == torch.float64 else rows.float()
+        scale = self.scale(wide)
         if self.centred:
             wide = wide - wide.mean(-1, keepdim=True)
-        wide = wide / (wide.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        wide = wide / scale
         if self.weight is not None:
             wide = wide * self.weight.to(wide.dtype)
         if self.bias is not None:
             wide = wide + self.bias.to(wide.dtype)
         return wide.to(rows.dtype)
+
+    def scale(self, rows: Tensor) -> Tensor:
+        """What rows `[..., d_model]` are divided by, `[..., 1]`."""
+        if self.centred:
+            rows = rows - rows.mean(-1, keepdim=True)
+        return (rows.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def frozen(self, parts: Tensor, whole: Tensor) -> Tensor:
+        """Parts `[part, rows, d_model]` through the norm with the scale of their sum `whole`; its bias is left out."""
+        if self.centred:
+            parts = parts - parts.mean(-1, keepdim=True)
+        parts = parts / self.scale(whole)
+        return parts if self.weight is None else parts * self.weight.to(parts.device, parts.dtype)
 
 
 def norm_formula(host: Host) -> Norm | None:
@@ -153,6 +183,17 @@ def norm_formula(host: Host) -> Norm | None:
     module = host.norm
     if module is None:
         return None
+    found = formula_of(host, module)
+    if found is None:
+        raise UnsupportedModelError(
+            f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out. Leave "
+            "dtype=None to read through the module itself."
+        )
+    return found
+
+
+def formula_of(host: Host, module: torch.nn.Module) -> Norm | None:
+    """The formula that a norm of the model follows, settled by trying the candidates on it; None where none does."""
     own = _dtype_of(module, default=_dtype_of(host.model.unembed))
     device = _device_of(module, default=_device_of(host.model.unembed))
     generator = torch.Generator().manual_seed(0)
@@ -160,18 +201,13 @@ def norm_formula(host: Host) -> Norm | None:
     probe = (probe + 0.1).to(device, own)  # off-centre, and small enough for eps to show
     tolerance = 64 * torch.finfo(own if own.itemsize < 8 else torch.float32).eps
     with torch.no_grad():
-        truth = _module_norm(host, own)(probe).double()
+        truth = _through(module, own)(probe).double()
 
         def error(candidate: Norm) -> float:
             return float(((candidate(probe).double() - truth).abs() / (1 + truth.abs())).max())
 
         best = min(_candidates(module, host.model.cfg), key=error)
-        if error(best) <= tolerance:
-            return best
-    raise UnsupportedModelError(
-        f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out in another "
-        "precision. Leave dtype=None to read through the module itself."
-    )
+        return best if error(best) <= tolerance else None
 
 
 def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:
