@@ -11,11 +11,13 @@ import contextlib
 import copy
 import importlib.metadata
 import importlib.util
+import random
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 Api = Literal["bridge", "hooked"]
@@ -62,6 +64,18 @@ def quiet_transformers() -> Generator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def same_randomness() -> Generator[None]:
+    """Give the global random states back as they were: building a model draws from them, and may seed them."""
+    python, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
 
 
 def load_hf_model(folder: str | Path, dtype: torch.dtype, **kwargs: Any) -> Any:

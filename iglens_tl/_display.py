@@ -43,6 +43,20 @@ def tail(text: str, width: int) -> str:
     return text if cells(text) <= width else "…" + _taken(reversed(text), width - 1)[::-1]
 
 
+def pieces(text: str, width: int) -> list[str]:
+    """The whole text in pieces of at most `width` columns, at least one.
+
+    >>> pieces("abcde", 2), pieces("", 2)
+    (['ab', 'cd', 'e'], [''])
+    """
+    found: list[str] = []
+    while text:
+        piece = _taken(text, width) or text[0]
+        found.append(piece)
+        text = text[len(piece) :]
+    return found or [""]
+
+
 def _taken(characters: Iterable[str], width: int) -> str:
     taken: list[str] = []
     for character in characters:

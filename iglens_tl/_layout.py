@@ -12,7 +12,7 @@ from torch import Tensor
 
 from iglens_tl._display import SMALL, credit, level, precise, quoted
 from iglens_tl._fields import ResultFields
-from iglens_tl._onset import RULES, names_at, onset_index, pick, rules_of
+from iglens_tl._onset import RULES, TINY, names_at, onset_index, pick, rules_of
 
 _QUANTITY = {
     "prob": "probability",
@@ -55,6 +55,40 @@ def grouped(labels: Sequence[str], count: int) -> list[Group]:
     return [
         Group(merged_label(labels[start], labels[stop - 1]), start, stop) for start, stop in itertools.pairwise(bounds)
     ]
+
+
+def grouped_by_mass(result: ResultFields, tokens: Sequence[Token], count: int) -> list[Group]:
+    """The segments in at most `count` groups of adjacent ones, the finer the more these tokens' credit lies there.
+
+    The group that holds the largest share of |credit| is split, where its halves are most equal, until there are
+    `count`. A larger `count` only splits groups further.
+    """
+    rows, columns = (list(axis) for axis in zip(*tokens, strict=True))
+    size = result.attribution[:, rows, columns].abs()
+    share = (size / size.sum(0).clamp(min=TINY)).sum(1)
+    mass = [0.0, *share.cumsum(0).tolist()]
+    bounds = [0, result.n_segments]
+    while len(bounds) <= min(count, result.n_segments):
+        # A group of no mass still weighs its length a little, so that ties go to the longest.
+        weight = [
+            (mass[stop] - mass[start] + 1e-9 * (stop - start), start, stop)
+            for start, stop in itertools.pairwise(bounds)
+            if stop - start > 1
+        ]
+        _, start, stop = max(weight)
+        bounds = sorted([*bounds, _balanced(mass, start, stop)])
+    labels = result.segment_labels
+    return [
+        Group(merged_label(labels[start], labels[stop - 1]), start, stop) for start, stop in itertools.pairwise(bounds)
+    ]
+
+
+def _balanced(mass: Sequence[float], start: int, stop: int) -> int:
+    """Where to split so that both sides hold as equal a mass as can be; of equals, nearest to the middle."""
+    return min(
+        range(start + 1, stop),
+        key=lambda cut: (round(abs(mass[start] + mass[stop] - 2 * mass[cut]), 9), abs(start + stop - 2 * cut)),
+    )
 
 
 def merged_label(first: str, last: str) -> str:
@@ -112,7 +146,8 @@ def who_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
     columns = [Column("pos", [str(int(result.positions[token])) for token in tokens])]
     if result.mask.shape[0] > 1:
         columns.insert(0, Column("batch", [str(row) for row, _ in tokens]))
-    if result.token_strings is not None:
+    one_answer = result.answer is not None and result.mask.shape[0] == 1
+    if result.token_strings is not None and not one_answer:  # there, it is the target of the row above
         columns.append(Column("token", [quoted(token_at(result, token)) for token in tokens], right=False))
     for title, grid in (("target", result.target_strings), ("incorrect", result.incorrect_strings)):
         if grid is not None:
@@ -166,7 +201,8 @@ def headings(result: ResultFields) -> list[tuple[str, str]]:
     tokens = shown_tokens(result)
     lines: list[tuple[str, str]] = []
     if tokens and result.token_strings is not None and len({row for row, _ in tokens}) == 1:
-        lines.append(("prompt", prompt(result, tokens[-1])))
+        # What follows the first token that is read is, of an answer, the answer.
+        lines.append(("prompt", prompt(result, tokens[-1 if result.answer is None else 0])))
     if len(tokens) == 1:
         lines.extend(_token_headings(result, tokens[0]))
     if result.answer is not None:

@@ -13,7 +13,7 @@ from iglens_tl._checks import shorten
 from iglens_tl._model.answers import Ids, target_ids
 from iglens_tl._model.host import Host, host_of, is_cache
 from iglens_tl._model.states import CacheView, check_states_exist, view_of
-from iglens_tl._model.tokens import Prompts, prompts_of
+from iglens_tl._model.tokens import Prompts, given_mask, prompts_of
 from iglens_tl._plan import PositionPlan, StatePlan, plan_positions, plan_states
 
 Lens = Callable[[Tensor, int], Tensor]
@@ -101,7 +101,7 @@ def _check_source(request: Request, host: Host, view: CacheView | None, states: 
 
 def _prompts(request: Request, host: Host, run: bool) -> Prompts | None:
     if request.input is not None:
-        return prompts_of(host, request.input, request.prepend_bos, request.attention_mask, check_length=run)
+        return prompts_of(host, request.input, request.prepend_bos, request.attention_mask, to_run=run)
     if request.prepend_bos is not None:
         raise ValueError("prepend_bos applies to a prompt given as a string; only a cache came. Leave it out.")
     return None
@@ -163,11 +163,7 @@ def _token_mask(view: CacheView | None, prompts: Prompts | None, attention_mask:
             )
         return prompts.mask
     if attention_mask is not None:
-        mask = torch.as_tensor(attention_mask).detach().cpu().bool()
-        mask = mask[None] if mask.ndim == 1 else mask
-        if tuple(mask.shape) != shape:
-            raise ValueError(f"attention_mask must have the cache's shape {shape}, got {tuple(mask.shape)}.")
-        return mask
+        return given_mask(attention_mask, shape, "the cache")
     if shape[0] > 1 and view.host.tokenizer is not None:
         raise ValueError(
             f"the cache holds {shape[0]} prompts and nothing says where they are padded: pass their tokens (or strings) as "

@@ -4,7 +4,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from iglens_tl._display import cells, head, pad, tail
+from iglens_tl._display import cells, head, pad, pieces, tail
 from iglens_tl._fields import ResultFields
 from iglens_tl._layout import (
     Column,
@@ -12,6 +12,7 @@ from iglens_tl._layout import (
     Token,
     credit_columns,
     grouped,
+    grouped_by_mass,
     headings,
     map_note,
     profile_columns,
@@ -24,7 +25,7 @@ from iglens_tl._layout import (
 )
 
 _NAME = 11  # columns for the name of a heading
-_CUT = ("prompt", "target", "incorrect", "answer")  # headings that hold tokens, whose spaces no line break may eat
+_CUT = ("prompt", "target", "incorrect")  # headings that hold tokens, whose spaces no line break may eat
 _BAR = 40  # the most columns for bars
 
 
@@ -40,6 +41,8 @@ def text(result: ResultFields, width: int, max_rows: int | None, levels: bool, r
 
 def _heading(name: str, words: str, width: int) -> str:
     room = max(width - _NAME, 20)
+    if name == "answer":
+        return pad(name, _NAME) + ("\n" + " " * _NAME).join(pieces(words, room))
     if name in _CUT:
         return pad(name, _NAME) + (tail if name == "prompt" else head)(words, room)
     return pad(name, _NAME) + ("\n" + " " * _NAME).join(textwrap.wrap(words, room))
@@ -95,7 +98,7 @@ def _fitted(result: ResultFields, tokens: Sequence[Token], width: int, levels: b
     room = width - cells(_lines([*who, *sums], " ", width)[0]) - 1
     count = max(1, min(result.n_segments, room // 2))
     while True:
-        credits = credit_columns(result, tokens, grouped(result.segment_labels, count), levels)
+        credits = credit_columns(result, tokens, grouped_by_mass(result, tokens, count), levels)
         over = cells(_lines(credits, " ", width)[0]) - room
         if over <= 0 or count == 1:
             return [*who, *credits, *sums]

@@ -176,16 +176,12 @@ def _resolve(
 
 
 def _check_finite(settled: Settled, points: Sequence[Tensor]) -> None:
-    batch, pos = settled.positions.rows
     for label, point in zip(settled.states.state_labels, points, strict=True):
-        good = point.isfinite().all(-1).cpu()
+        good = point.isfinite().all(-1)
         if not bool(good.all()):
-            where = [
-                f"prompt {b} position {p}" for b, p in zip(batch[~good].tolist(), pos[~good].tolist(), strict=True)
-            ]
             raise ValueError(
-                f"the state {label} holds NaN or infinite numbers at {shorten(where, 4)}. Look at the run that made it (an "
-                "overflow in half precision, a hook that divides by zero); no readout of it means anything."
+                f"the state {label} holds NaN or infinite numbers at {_where(settled.positions, ~good)}. Look at the run that "
+                "made it (an overflow in half precision, a hook that divides by zero); no readout of it means anything."
             )
 
 
@@ -212,18 +208,36 @@ def read_checked(run: Trajectory, budget: int | None) -> Levels:
         ReadoutMismatchError: where the last state does not read as the model's own probability.
         ValueError: for logits that are not finite.
     """
+    if run.said is not None:
+        _check_said(run, run.said)
     levels = read_states(run.readout, run.path, budget)
     n = run.path.n_tokens
     good = (levels.log_top.isfinite() & levels.logit.isfinite().all(0)).reshape(-1, n).all(1)
     if not bool(good.all()):
         labels = [label for label, fine in zip(run.states.state_labels, good.tolist(), strict=True) if not fine]
+        wider = torch.float32 if run.readout.dtype.itemsize < 4 else torch.float64
         raise ValueError(
             f"the readout of {shorten(labels, 4)} gives NaN or infinite logits (an overflow of {run.readout.dtype}?). Read in a "
-            "wider type: dtype=torch.float32."
+            f"wider type: dtype={wider}."
         )
     if run.said is not None:
         check_against_model(run, levels.at(slice(-n, None)), run.said)
     return levels
+
+
+def _check_said(run: Trajectory, said: Levels) -> None:
+    good = said.log_top.isfinite() & said.logit.isfinite().all(0)
+    if not bool(good.all()):
+        raise ValueError(
+            f"the model's own logits are NaN or infinite at {_where(run.positions, ~good)} (an overflow of {run.said_dtype}?). "
+            "Run the model in a wider type, for example model.float()."
+        )
+
+
+def _where(plan: PositionPlan, rows: Tensor) -> str:
+    """The prompts and positions of some rows, in words."""
+    batch, pos = (index[rows.cpu()].tolist() for index in plan.rows)
+    return shorten((f"prompt {b} position {p}" for b, p in zip(batch, pos, strict=True)), 4)
 
 
 def check_against_model(run: Trajectory, read: Levels, said: Levels) -> None:

@@ -40,10 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _plain_streams(), _short_warnings():
-            code = _run(words)
-            sys.stdout.flush()
-    except SystemExit as stop:  # argparse has printed its help
-        return int(stop.code or 0)
+            return _run(words)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
@@ -53,14 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in words:
             traceback.print_exc()
         return complain(error)
-    return code
 
 
 def _run(words: Sequence[str]) -> int:
     command = COMMANDS.get(words[0]) if words else None
     parser = _parser("iglens", attribute) if command is None else _parser(f"iglens {words[0]}", command)
-    args = parser.parse_args(words if command is None else words[1:])
-    return int((command or attribute).run(args))
+    try:
+        args = parser.parse_args(words if command is None else words[1:])
+        code = int((command or attribute).run(args))
+    except SystemExit as stop:  # argparse has printed its help
+        code = int(stop.code or 0)
+    sys.stdout.flush()  # here, where a closed pipe can still be answered for
+    return code
 
 
 def _parser(prog: str, command: Any) -> Parser:

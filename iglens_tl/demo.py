@@ -48,6 +48,7 @@ class DemoModelError(RuntimeError):
     """The demo model cannot be downloaded, checked, converted or written; the message says what to do."""
 
 
+@_boot.same_randomness()
 def demo_model(
     api: str | None = None,
     *,

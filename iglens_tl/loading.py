@@ -33,6 +33,7 @@ _HALF_TOLERANCE = 0.5
 _KIND = {"bridge": "TransformerBridge", "hooked": "HookedTransformer"}
 
 
+@_boot.same_randomness()
 def load_model(
     name: str, *, api: str | None = None, device: str | torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Any:

@@ -15,6 +15,8 @@ import torch
 
 from tests.versions import APIS
 
+pytest_plugins = ["tests.smollm2"]
+
 torch.set_num_threads(1)  # for models this small, a second thread costs more than it brings
 
 

@@ -19,8 +19,6 @@ from iglens_tl._boot import ModelLoadError
 from iglens_tl.demo import DemoModelError, demo_folder, demo_model
 from tests.smollm2 import MUST_HAVE, PARIS, PROMPT, PROMPT_IDS
 
-pytest_plugins = ["tests.smollm2"]
-
 
 def probability(logits: torch.Tensor, target: int) -> float:
     logits = logits.double()

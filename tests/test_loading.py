@@ -11,6 +11,7 @@ import torch
 
 from iglens_tl import _boot, loading
 from iglens_tl.loading import ModelLoadError, load_model
+from tests.models import same_randomness
 from tests.smollm2 import MUST_HAVE, PARIS, PROMPT_IDS
 
 WORDS = ["<unk>", "<s>", "</s>", "the", "cat", "sat", "on", "a", "mat", "dog", *(f"w{i}" for i in range(10, 50))]
@@ -32,7 +33,8 @@ def made(family: str) -> Any:
     if family == "llama" and hasattr(config, "rope_parameters"):
         config.rope_parameters = {"rope_type": "default", "rope_theta": 300.0}  # transformers 5 reads no rope_theta
     config.bos_token_id, config.eos_token_id, config.pad_token_id = 1, 2, 2
-    model = hf.AutoModelForCausalLM.from_config(config).eval()
+    with same_randomness():
+        model = hf.AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -199,7 +201,9 @@ class TestRefused:
         import transformers as hf
 
         config = hf.T5Config(vocab_size=50, d_model=32, num_layers=2, num_heads=4, d_ff=48, d_kv=8)
-        folder = saved(hf.T5ForConditionalGeneration(config), tmp_path / "t5")
+        with same_randomness():
+            model = hf.T5ForConditionalGeneration(config)
+        folder = saved(model, tmp_path / "t5")
         with pytest.raises(ModelLoadError, match="cannot load a causal language model"):
             load_model(str(folder))
 

@@ -60,3 +60,5 @@ def check_device(name: str | None) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise BadInputError(f"--device {name} is not to be had: {str(error).splitlines()[0]}") from error
+    if name is not None and torch.device(name).type == "meta":
+        raise BadInputError("--device meta holds no numbers to compute with")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,11 +83,17 @@ def table(result: IGLensResult, args: argparse.Namespace) -> str:
         onset_rule=args.onset_rule,
         onset_fraction=0.5 if args.onset_frac is None else args.onset_frac,
     )
-    return f"{text}\n{completeness(result)}"
+    width = args.width or shutil.get_terminal_size().columns
+    return "\n".join([text, *textwrap.wrap(completeness(result), max(width, 20))])
 
 
 def completeness(result: IGLensResult) -> str:
     """The largest error of the sums, in words."""
     worst = float(result.gap[result.mask].abs().max())
     n = int(result.mask.sum())
-    return f"max |sum - Δp| = {worst:.2g} {result.unit} over {n} token{'' if n == 1 else 's'}"
+    name = "Δp" if result.metric == "prob" else f"Δ{result.metric}"
+    first, last = result.state_labels[0], result.state_labels[-1]
+    return (
+        f"max |sum - {name}| = {worst:.2g} over {n} token{'' if n == 1 else 's'}; {name} (total) = value at {last} - value "
+        f"at {first}"
+    )

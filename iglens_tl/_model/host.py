@@ -177,6 +177,8 @@ def _refuse_other_readouts(model: Any) -> None:
     parts: Mapping[str, Any] = getattr(model, "_modules", {})
     if getattr(model, "unembed", None) is None or getattr(model, "blocks", None) is None:
         raise UnsupportedModelError(f"{name} has no blocks or no unembedding that this package could read through.")
+    if int(model.cfg.d_vocab) < 1:
+        raise UnsupportedModelError(f"{name} has no vocabulary; IG-Lens attributes the probability of a next token.")
     beside = [part for part in _BESIDE_THE_READOUT if part in parts]
     if beside:
         raise UnsupportedModelError(

@@ -38,12 +38,12 @@ class Prompts:
 
 
 def prompts_of(
-    host: Host, input: Any, prepend_bos: bool | None = None, attention_mask: Any = None, check_length: bool = True
+    host: Host, input: Any, prepend_bos: bool | None = None, attention_mask: Any = None, to_run: bool = True
 ) -> Prompts:
-    """Read `input` (string, strings, ids, tensor of ids) as prompts.
+    """Read `input` (string, strings, ids, tensor of ids) as prompts, to run them or (`to_run=False`) to go with a cache.
 
     Strings are tokenised one by one through the model and filled up on the right, so padding never depends on the
-    tokenizer's pad token or side.
+    tokenizer's pad token or side; those that go with a cache are laid out as the model did when it made the cache.
 
     Raises:
         TypeError, ValueError: for anything else, for ids outside the vocabulary, prompts without tokens, and prompts
@@ -56,13 +56,14 @@ def prompts_of(
         if attention_mask is not None:
             raise ValueError("attention_mask goes with token ids; strings bring their own padding. Leave it out.")
         texts: list[str] = [input] if isinstance(input, str) else list(input)
-        prompts = _fill_up([_encode(host, text, prepend_bos) for text in texts], host)
+        rows = [_encode(host, text, prepend_bos) for text in texts]
+        prompts = _fill_up(rows, host) if to_run else _as_the_model_pads(rows, host, texts, prepend_bos)
         _warn_double_bos(host, prompts)
     else:
         if prepend_bos is not None:
             raise ValueError("prepend_bos applies to strings; token ids are used as they are. Leave it out.")
-        prompts = _of_ids(host, input, attention_mask)
-    _check(host, prompts, check_length)
+        prompts = _of_ids(host, input, attention_mask, to_run)
+    _check(host, prompts, to_run)
     return prompts
 
 
@@ -83,7 +84,24 @@ def _fill_up(rows: Sequence[Tensor], host: Host) -> Prompts:
     return Prompts(tokens, mask, "none" if bool(mask.all()) else "added")
 
 
-def _of_ids(host: Host, input: Any, attention_mask: Any) -> Prompts:
+def _as_the_model_pads(rows: Sequence[Tensor], host: Host, texts: list[str], prepend_bos: bool | None) -> Prompts:
+    """Prompts where the model's own tokenisation of the whole batch has them, which pads left or right."""
+    filled = _fill_up(rows, host)
+    if filled.padding == "none":
+        return filled
+    whole = host.model.to_tokens(texts, prepend_bos=prepend_bos, truncate=False).cpu().long()
+    sides = {"right": filled.mask, "left": filled.mask.flip(1)}
+    first = str(getattr(host.tokenizer, "padding_side", "right"))
+    for side in sorted(sides, key=lambda side: side != first):
+        if whole.shape == filled.tokens.shape and torch.equal(whole[sides[side]], torch.cat(list(rows))):
+            return Prompts(whole, sides[side], "added")
+    raise ValueError(
+        "the strings do not tell where the cache has which token: the model tokenises them otherwise as a batch than one by "
+        "one. Pass the token ids that the cache was made with, and attention_mask=."
+    )
+
+
+def _of_ids(host: Host, input: Any, attention_mask: Any, to_run: bool) -> Prompts:
     if isinstance(input, Tensor):
         ids = input.detach().cpu()
     else:
@@ -92,6 +110,11 @@ def _of_ids(host: Host, input: Any, attention_mask: Any) -> Prompts:
             if attention_mask is not None and len({len(row) for row in rows}) > 1:
                 raise ValueError("attention_mask needs prompts of one length; lists of unequal length bring their own.")
             if len({len(row) for row in rows}) > 1:
+                if not to_run:
+                    raise ValueError(
+                        "lists of unequal length do not say on which side the cache is padded: pass the token ids that it was "
+                        "made with as one tensor, and attention_mask=."
+                    )
                 return _fill_up(rows, host)
             ids = torch.stack(rows)
         else:
@@ -104,7 +127,7 @@ def _of_ids(host: Host, input: Any, attention_mask: Any) -> Prompts:
     if ids.ndim != 2:
         raise ValueError(f"token ids must have shape [pos] or [batch, pos], got {tuple(ids.shape)}.")
     if attention_mask is not None:
-        return Prompts(ids, _given_mask(attention_mask, ids), "given")
+        return Prompts(ids, given_mask(attention_mask, tuple(ids.shape)), "given")
     mask = _inferred_mask(host, ids) if ids.numel() else torch.ones_like(ids, dtype=torch.bool)
     return Prompts(ids, mask, "none" if bool(mask.all()) else "inferred")
 
@@ -130,14 +153,13 @@ def _rows(input: Any) -> list[Tensor] | None:
     return [row.cpu().long() for row in rows]
 
 
-def _given_mask(attention_mask: Any, ids: Tensor) -> Tensor:
+def given_mask(attention_mask: Any, shape: tuple[int, ...], whose: str = "the tokens") -> Tensor:
+    """An attention mask as booleans `[batch, seq]`, checked against the shape of what it masks."""
     mask = torch.as_tensor(attention_mask).detach().cpu()
     if mask.ndim == 1:
         mask = mask[None]
-    if mask.shape != ids.shape:
-        raise ValueError(
-            f"attention_mask must have the shape of the tokens, {tuple(ids.shape)}; got {tuple(mask.shape)}."
-        )
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"attention_mask must have the shape of {whose}, {shape}; got {tuple(mask.shape)}.")
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError("attention_mask must hold 0 (padding) and 1 (real token) only.")
     return mask.bool()
@@ -175,7 +197,7 @@ def _warn_double_bos(host: Host, prompts: Prompts) -> None:
         )
 
 
-def _check(host: Host, prompts: Prompts, check_length: bool) -> None:
+def _check(host: Host, prompts: Prompts, to_run: bool) -> None:
     tokens, mask = prompts.tokens, prompts.mask
     if tokens.numel() == 0:
         raise ValueError(f"the input holds no tokens (shape {tuple(tokens.shape)}): give at least one token a prompt.")
@@ -185,7 +207,7 @@ def _check(host: Host, prompts: Prompts, check_length: bool) -> None:
     wrong = tokens[(tokens < 0) | (tokens >= host.d_vocab)].unique().tolist()
     if wrong:
         raise ValueError(f"token ids must lie in [0, {host.d_vocab}), the model's vocabulary; got {shorten(wrong)}.")
-    if check_length and host.max_tokens is not None and tokens.shape[1] > host.max_tokens:
+    if to_run and host.max_tokens is not None and tokens.shape[1] > host.max_tokens:
         raise ValueError(
             f"the prompt has {tokens.shape[1]} tokens and the model takes {host.max_tokens} (n_ctx); shorten it."
         )

@@ -1,0 +1,76 @@
+"""The README tells the truth: its examples run, print what it shows, and its table is the tested one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from iglens_tl import cli
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+BAR = re.compile(r"[ █▒│▏▎▍▌▋▊▉]+$", flags=re.MULTILINE)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def assert_prints(shown: str, printed: str) -> None:
+    """Same words; numbers within one unit of the last printed digit, since versions and APIs differ by up to 1e-5."""
+    shown, printed = BAR.sub("", shown.strip()), BAR.sub("", printed.strip())
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
+    numbers = [[float(number) for number in NUMBER.findall(text)] for text in (printed, shown)]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1.5e-4)
+
+
+@pytest.mark.smollm2
+def test_the_first_example_prints_what_it_shows(smollm2_default: Any) -> None:
+    code = blocks("python")[0].replace("model = demo_model()", "")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, {"model": smollm2_default})
+    assert_prints(blocks("text")[0], out.getvalue())
+
+
+@pytest.mark.smollm2
+def test_the_questions_can_be_asked(smollm2_default: Any) -> None:
+    def ablate(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+        return torch.zeros_like(tensor)
+
+    names = {
+        "model": smollm2_default,
+        "torch": torch,
+        "prompt": "The capital of France is",
+        "prompts": ["The capital of France is", "Everyone knows that the capital of Italy is"],
+        "translator": lambda state, index: state,
+        "ablate": ablate,
+    }
+    exec(blocks("python")[1], names)
+
+
+@pytest.mark.smollm2
+def test_the_command_prints_what_it_shows(
+    smollm2_default: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = next(block for block in blocks("text") if block.startswith("$ iglens"))
+    command, _, table = shown.partition("\n")
+    monkeypatch.setattr("iglens_tl.demo.demo_model", lambda *args, **kwargs: smollm2_default)
+    question, *options = re.findall(r'"[^"]*"|\S+', command.removeprefix("$ iglens "))
+    assert cli.main([question.strip('"'), *options]) == 0
+    assert_prints(table, capsys.readouterr().out)
+
+
+def test_the_table_of_models_is_the_tested_one() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.support"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() in README
