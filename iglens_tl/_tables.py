@@ -34,7 +34,7 @@ def long_frame(result: ResultFields) -> "pandas.DataFrame":
 
     k = result.n_segments
     n = int(result.mask.sum())
-    columns: dict[str, Any] = {name: column.repeat(k) for name, column in _token_columns(result).items()}
+    columns: dict[str, Any] = {name: column.repeat(k) for name, column in token_columns(result).items()}
     columns["segment"] = _tiled(result.segment_labels, range(k), n)
     columns["start"] = _tiled(result.state_labels, range(k), n)
     columns["end"] = _tiled(result.state_labels, range(1, k + 1), n)
@@ -42,9 +42,9 @@ def long_frame(result: ResultFields) -> "pandas.DataFrame":
     columns["credit"] = _at_mask(result, result.attribution)
     columns["value_start"] = _at_mask(result, result.values[:-1])
     columns["value_end"] = _at_mask(result, result.values[1:])
-    columns["unit"] = _repeated(result.unit, n * k)
-    columns["metric"] = _repeated(result.metric, n * k)
-    return _frame(columns)
+    columns["unit"] = repeated(result.unit, n * k)
+    columns["metric"] = repeated(result.metric, n * k)
+    return frame_of(columns)
 
 
 def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
@@ -52,7 +52,7 @@ def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
     import pandas as pd
 
     mask = result.mask.flatten().tolist()
-    columns: dict[str, Any] = dict(_token_columns(result))
+    columns: dict[str, Any] = dict(token_columns(result))
     for rule in RULES:
         labels: Sequence[str | None] = [None] * int(result.mask.sum())
         hidden: Sequence[int | None] = labels  # both all None
@@ -60,12 +60,12 @@ def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
             index = onset_index(result, rule, fraction)
             names, states = names_at(rule, result)
             labels, hidden = _kept(pick(names, index), mask), _kept(pick(states, index), mask)
-        columns[rule] = _objects(labels)
+        columns[rule] = objects(labels)
         columns[f"{rule}_hidden_state"] = pd.array(list(hidden), dtype="Int64")
-    return _frame(columns)
+    return frame_of(columns)
 
 
-def _frame(columns: dict[str, Any]) -> "pandas.DataFrame":
+def frame_of(columns: dict[str, Any]) -> "pandas.DataFrame":
     """A frame whose text columns are of object dtype: pandas 3's own string type cannot hold a lone surrogate."""
     import pandas as pd
 
@@ -77,7 +77,7 @@ def _frame(columns: dict[str, Any]) -> "pandas.DataFrame":
     return pd.DataFrame({**columns, **texts})
 
 
-def _token_columns(result: ResultFields) -> dict[str, Any]:
+def token_columns(result: ResultFields) -> dict[str, Any]:
     """What is said of a token, one entry for each (batch, position) where `mask` is True."""
     batch, _ = result.mask.nonzero(as_tuple=True)
     columns: dict[str, Any] = {"batch": batch.numpy(), "position": result.positions[result.mask].numpy()}
@@ -96,7 +96,7 @@ def _own_columns(result: ResultFields, batch: Tensor) -> dict[str, Any]:
     strings = result.token_strings
     ids = [None] * len(pairs) if result.tokens is None else result.tokens[batch, position].tolist()
     return {
-        "token": _objects([None if strings is None else strings[row][place] for row, place in pairs]),
+        "token": objects([None if strings is None else strings[row][place] for row, place in pairs]),
         "token_id": pd.array(ids, dtype="Int64"),
     }
 
@@ -106,11 +106,11 @@ def _named_columns(
 ) -> dict[str, npt.NDArray[Any]]:
     """The text and the id of a target; where any target is a set, every id is text, `"5|7"`."""
     chosen = ids[result.mask]
-    texts = _objects(_kept(strings, result.mask.flatten().tolist()))
+    texts = objects(_kept(strings, result.mask.flatten().tolist()))
     if ids.shape[-1] == 1:
         return {name: texts, f"{name}_id": chosen[:, 0].numpy()}
     joined = ["|".join(str(i) for i in row if i >= 0) for row in chosen.tolist()]
-    return {name: texts, f"{name}_id": _objects(joined)}
+    return {name: texts, f"{name}_id": objects(joined)}
 
 
 def _kept(grid: Iterable[Iterable[Any]], mask: Sequence[bool]) -> list[Any]:
@@ -128,13 +128,13 @@ def _tiled(labels: Sequence[str], codes: Sequence[int], times: int) -> "pandas.C
     return pd.Categorical.from_codes(np.tile(np.array(codes), times), categories=list(labels), ordered=True)
 
 
-def _objects(entries: Sequence[str | None]) -> npt.NDArray[Any]:
+def objects(entries: Sequence[str | None]) -> npt.NDArray[Any]:
     column = np.empty(len(entries), dtype=object)
     column[:] = entries
     return column
 
 
-def _repeated(text: str, times: int) -> npt.NDArray[Any]:
+def repeated(text: str, times: int) -> npt.NDArray[Any]:
     return np.full(times, text, dtype=object)
 
 
