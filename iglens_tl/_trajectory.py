@@ -20,7 +20,8 @@ from iglens_tl._core.segments import Path, read_states
 from iglens_tl._model.answers import Ids, refuse_overlap
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import Host, architecture, hooked_points
-from iglens_tl._model.states import Wanted, prefix_mean, rows_at, run_and_collect
+from iglens_tl._model.parts import PartGroup, PartSource, check_parts, gather, part_sources
+from iglens_tl._model.states import Wanted, hook_name, prefix_mean, rows_at, run_and_collect
 from iglens_tl._model.tokens import Prompts
 from iglens_tl._plan import PositionPlan, StatePlan
 from iglens_tl._request import Lens, Request, Settled, settle
@@ -54,6 +55,7 @@ class Trajectory:
 
     Args:
         path: K + 1 states `[rows, d_model]` and the target ids of the rows; a row is a selected (batch, pos).
+        parts: what the stream is the sum of, where a `unit` was asked for; checked to add up to the states.
         said: levels of the targets under the model's own logits; None where no logits were at hand.
         said_dtype: the dtype of those logits.
     """
@@ -61,6 +63,7 @@ class Trajectory:
     host: Host
     readout: Readout
     path: Path
+    parts: tuple[PartGroup, ...]
     positions: PositionPlan
     states: StatePlan
     prompts: Prompts | None
@@ -79,15 +82,21 @@ class Trajectory:
         return grid
 
 
-def trajectory(request: Request) -> Trajectory:
+def trajectory(request: Request, unit: str | None = None) -> Trajectory:
     """Settle the request, collect its states (one forward pass at most), resolve `TOP`, apply the lens.
 
+    Args:
+        request: what the caller asked for.
+        unit: one of `parts.UNITS`, to collect the additive parts of the stream in the same pass; None for none.
+
     Raises:
+        UnsupportedModelError: where the parts do not add up to the states, or the model does not expose them.
         ValueError: for NaN or infinite states (layer and position are named), and all that `settle` refuses.
     """
     settled = settle(request)
     host, plan = settled.host, settled.positions
-    points, logits = _collect(settled)
+    sources = [] if unit is None else part_sources(host, unit)
+    points, groups_of_parts, logits = _collect(settled, sources)
     readout = readout_of(host, request.dtype)
     ids, wrong = _resolve(settled, request, readout, points[-1], logits)
     if wrong is not None:
@@ -101,6 +110,7 @@ def trajectory(request: Request) -> Trajectory:
         host=host,
         readout=readout,
         path=Path(points, groups),
+        parts=groups_of_parts,
         positions=plan,
         states=settled.states,
         prompts=settled.prompts,
@@ -113,25 +123,30 @@ def trajectory(request: Request) -> Trajectory:
     )
 
 
-def _collect(settled: Settled) -> tuple[list[Tensor], Tensor | None]:
-    """The states `[rows, d_model]` in the order of the path, and the model's logits where they are at hand."""
+def _collect(
+    settled: Settled, sources: Sequence[PartSource]
+) -> tuple[list[Tensor], tuple[PartGroup, ...], Tensor | None]:
+    """The states `[rows, d_model]` in the order of the path, the parts, and the logits where they are at hand."""
     batch, pos = settled.positions.rows
-    rows, states = rows_at(batch, pos), settled.states
-    wanted = [Wanted(half, rows) for half in states.halves]
+    rows, states, n_layers = rows_at(batch, pos), settled.states, settled.host.n_layers
+    own = [Wanted(hook_name(half, n_layers), rows) for half in states.halves]
     if states.base == "mean":
-        wanted.insert(0, Wanted(states.halves[0], prefix_mean(settled.token_mask, batch, pos)))
-    if settled.view is not None:
-        kept, logits = [item.select(settled.view.state(item.half).detach()) for item in wanted], settled.logits
-    else:
-        kept, logits = _run(settled, wanted)
+        own.insert(0, Wanted(own[0].name, prefix_mean(settled.token_mask, batch, pos)))
+    of_parts = [Wanted(name, rows) for source in sources for name in source.needs]
+    kept, logits = _run(settled, [*own, *of_parts])
+    points = kept[: len(own)]
+    parts = gather(sources, kept[len(own) :])
+    check_parts(settled.host, parts, dict(zip(states.halves, points[-len(states.halves) :], strict=True)))
     if states.base == "zero":
-        kept.insert(0, torch.zeros_like(kept[0]))
+        points.insert(0, torch.zeros_like(points[0]))
     if settled.baseline_rows is not None:
-        kept.insert(0, settled.baseline_rows)
-    return kept, logits
+        points.insert(0, settled.baseline_rows)
+    return points, parts, logits
 
 
-def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor]:
+def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor | None]:
+    if settled.view is not None:
+        return settled.view.collect(wanted), settled.logits
     host, prompts = settled.host, settled.prompts
     assert prompts is not None
     mask = prompts.attention_mask

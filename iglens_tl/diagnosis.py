@@ -17,7 +17,7 @@ from torch import Tensor
 from iglens_tl._checks import shorten
 from iglens_tl._model.head import Norm, norm_formula, readout_of, transform_of
 from iglens_tl._model.host import Host, hooked_points, host_of
-from iglens_tl._model.states import Wanted, check_states_exist, run_and_collect
+from iglens_tl._model.states import Wanted, check_states_exist, hook_name, run_and_collect
 from iglens_tl._trajectory import TOLERANCE
 
 PROBE_LENGTH = 6
@@ -178,7 +178,7 @@ def _probe(host: Host) -> Tensor:
 
 def _last_state(host: Host, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     device = torch.device(getattr(host.model.cfg, "device", None) or "cpu")
-    last = Wanted(2 * host.n_layers, lambda full: full)
+    last = Wanted(hook_name(2 * host.n_layers, host.n_layers), lambda full: full)
     kept, logits = run_and_collect(host, tokens.to(device), None if mask is None else mask.to(device), [last])
     return kept[0], logits
 

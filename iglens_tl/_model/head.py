@@ -99,10 +99,10 @@ def _module_unembed(host: Host) -> Callable[[Tensor, Tensor | None], Tensor]:
 
 
 def _module_norm(host: Host, dtype: torch.dtype) -> Transform:
-    module = host.norm
-    if module is None:
-        return lambda rows: rows
+    return (lambda rows: rows) if host.norm is None else _through(host.norm, dtype)
 
+
+def _through(module: torch.nn.Module, dtype: torch.dtype) -> Transform:
     def norm(rows: Tensor) -> Tensor:
         with quiet(module):
             return module(rows[None])[0].to(dtype)
@@ -131,14 +131,28 @@ class Norm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         wide = rows if rows.dtype == torch.float64 else rows.float()
+        scale = self.scale(wide)
         if self.centred:
             wide = wide - wide.mean(-1, keepdim=True)
-        wide = wide / (wide.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        wide = wide / scale
         if self.weight is not None:
             wide = wide * self.weight.to(wide.dtype)
         if self.bias is not None:
             wide = wide + self.bias.to(wide.dtype)
         return wide.to(rows.dtype)
+
+    def scale(self, rows: Tensor) -> Tensor:
+        """What rows `[..., d_model]` are divided by, `[..., 1]`."""
+        if self.centred:
+            rows = rows - rows.mean(-1, keepdim=True)
+        return (rows.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def frozen(self, parts: Tensor, whole: Tensor) -> Tensor:
+        """Parts `[part, rows, d_model]` through the norm with the scale of their sum `whole`; its bias is left out."""
+        if self.centred:
+            parts = parts - parts.mean(-1, keepdim=True)
+        parts = parts / self.scale(whole)
+        return parts if self.weight is None else parts * self.weight.to(parts.device, parts.dtype)
 
 
 def norm_formula(host: Host) -> Norm | None:
@@ -150,6 +164,17 @@ def norm_formula(host: Host) -> Norm | None:
     module = host.norm
     if module is None:
         return None
+    found = formula_of(host, module)
+    if found is None:
+        raise UnsupportedModelError(
+            f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out. Leave "
+            "dtype=None to read through the module itself."
+        )
+    return found
+
+
+def formula_of(host: Host, module: torch.nn.Module) -> Norm | None:
+    """The formula that a norm of the model follows, settled by trying the candidates on it; None where none does."""
     own = _dtype_of(module, default=_dtype_of(host.model.unembed))
     device = _device_of(module, default=_device_of(host.model.unembed))
     generator = torch.Generator().manual_seed(0)
@@ -157,14 +182,11 @@ def norm_formula(host: Host) -> Norm | None:
     probe = (probe + 0.1).to(device, own)  # off-centre, and small enough for eps to show
     tolerance = 64 * torch.finfo(own if own.itemsize < 8 else torch.float32).eps
     with torch.no_grad():
-        truth = _module_norm(host, own)(probe)
+        truth = _through(module, own)(probe)
         for candidate in _candidates(module, host.model.cfg):
             if torch.allclose(candidate(probe).double(), truth.double(), rtol=tolerance, atol=tolerance):
                 return candidate
-    raise UnsupportedModelError(
-        f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out in another "
-        "precision. Leave dtype=None to read through the module itself."
-    )
+    return None
 
 
 def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:

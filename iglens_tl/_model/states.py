@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,14 +15,14 @@ from iglens_tl._checks import MissingActivationError, UnsupportedModelError, sho
 from iglens_tl._model.host import Host, architecture
 
 Select = Callable[[Tensor], Tensor]
-"""What to keep of a full activation `[batch, seq, d_model]`."""
+"""What to keep of a full activation `[batch, seq, ...]`."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One activation to collect: a state (in half blocks) and what to keep of it."""
+    """One activation to collect: TransformerLens's name of it and what to keep of it."""
 
-    half: int
+    name: str
     select: Select
 
 
@@ -32,15 +33,15 @@ def hook_name(half: int, n_layers: int) -> str:
     return f"blocks.{half // 2}.hook_resid_{'mid' if half % 2 else 'pre'}"
 
 
+def state_exists(host: Host, half: int) -> bool:
+    """Whether the model's blocks have this state (parallel blocks have none between attention and MLP)."""
+    parallel = bool(getattr(host.model.cfg, "parallel_attn_mlp", False))
+    return hook_name(half, host.n_layers) in host.model.hook_dict and not (half % 2 and parallel)
+
+
 def check_states_exist(host: Host, halves: Sequence[int]) -> None:
     """Refuse, before any forward pass, states that this model's blocks do not have."""
-    names = host.model.hook_dict
-    parallel = bool(getattr(host.model.cfg, "parallel_attn_mlp", False))
-    missing = [
-        hook_name(half, host.n_layers)
-        for half in halves
-        if hook_name(half, host.n_layers) not in names or (half % 2 and parallel)
-    ]
+    missing = [hook_name(half, host.n_layers) for half in halves if not state_exists(host, half)]
     if not missing:
         return
     kind = architecture(host.model) or host.name
@@ -58,11 +59,11 @@ def run_and_collect(
     attention_mask: Tensor | None,
     wanted: Sequence[Wanted],
 ) -> tuple[list[Tensor], Tensor]:
-    """One forward pass that keeps the wanted parts of the states, and its logits `[batch, seq, d_vocab_out]`.
+    """One forward pass that keeps what is wanted of its activations, and its logits `[batch, seq, d_vocab_out]`.
 
     Hooks are added through the model's own `hooks` context, so the user's hooks run before them and stay where they are.
     """
-    names = [hook_name(item.half, host.n_layers) for item in wanted]
+    names = [item.name for item in wanted]
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor, hook: Any, place: int) -> None:  # noqa: ARG001 -- TransformerLens calls it with `hook`
@@ -75,8 +76,8 @@ def run_and_collect(
     silent = [name for place, name in enumerate(names) if place not in kept]
     if silent:
         raise UnsupportedModelError(
-            f"the forward pass of {architecture(host.model) or host.name} never reached {shorten(silent, 3)}: its residual "
-            "states cannot be read."
+            f"the forward pass of {architecture(host.model) or host.name} never reached {shorten(silent, 3)}, so what is read "
+            "there cannot be had."
         )
     if not isinstance(logits, Tensor) or logits.shape[:2] != tokens.shape:
         raise UnsupportedModelError(
@@ -88,7 +89,7 @@ def run_and_collect(
 
 @dataclass(frozen=True)
 class CacheView:
-    """A cache as `[batch, seq, d_model]` tensors, whether or not its batch axis was removed."""
+    """A cache as `[batch, seq, ...]` tensors, whether or not its batch axis was removed."""
 
     cache: Any
     host: Host
@@ -100,25 +101,42 @@ class CacheView:
         last = self.state(2 * self.host.n_layers)
         return last.shape[0], last.shape[1]
 
-    def find(self, half: int) -> Tensor | None:
-        names = [hook_name(half, self.host.n_layers)]
-        if half % 2 == 0 and 0 < half < 2 * self.host.n_layers:  # the state entering a block leaves the one before
-            names.append(f"blocks.{half // 2 - 1}.hook_resid_post")
-        for name in names:
-            tensor = _lookup(self.cache, name)
+    def find(self, name: str) -> Tensor | None:
+        """An activation by its name; the state that enters a block is found as the one that leaves the block before, too."""
+        for known in (name, _same_state(name)):
+            tensor = None if known is None else _lookup(self.cache, known)
             if tensor is not None:
                 return tensor if self.batched else tensor[None]
         return None
 
     def state(self, half: int) -> Tensor:
-        tensor = self.find(half)
+        tensor = self.find(hook_name(half, self.host.n_layers))
         if tensor is None:
             raise MissingActivationError(self._missing_message([half]))
         return tensor
 
+    def collect(self, wanted: Sequence[Wanted]) -> list[Tensor]:
+        """What is wanted, from the cache.
+
+        Raises:
+            MissingActivationError: names all that the cache lacks, and the `names_filter` that brings it.
+        """
+        self.require_names([item.name for item in wanted])
+        return [item.select(cast(Tensor, self.find(item.name)).detach()) for item in wanted]
+
+    def require_names(self, names: Sequence[str]) -> None:
+        missing = [name for name in dict.fromkeys(names) if self.find(name) is None]
+        if not missing:
+            return
+        kinds = sorted({re.sub(r"^blocks\.[0-9]+\.", "", name) for name in names})
+        raise MissingActivationError(
+            f"the cache lacks {shorten(missing, 4)}. Cache what the call needs with run_with_cache(tokens, "
+            f"names_filter=lambda name: name.endswith({tuple(kinds)!r})), or run_with_cache(tokens) for everything."
+        )
+
     def require(self, halves: Sequence[int]) -> None:
         """Check that every state is there, has values, and fits the model."""
-        missing = [half for half in halves if self.find(half) is None]
+        missing = [half for half in halves if self.find(hook_name(half, self.host.n_layers)) is None]
         if missing:
             raise MissingActivationError(self._missing_message(missing))
         first = self.state(halves[0])
@@ -162,6 +180,12 @@ def view_of(cache: Any, host: Host) -> CacheView:
     return CacheView(cache, host, bool(batched))
 
 
+def _same_state(name: str) -> str | None:
+    """`blocks.2.hook_resid_pre` is `blocks.1.hook_resid_post`."""
+    match = re.fullmatch(r"blocks\.([1-9][0-9]*)\.hook_resid_pre", name)
+    return None if match is None else f"blocks.{int(match.group(1)) - 1}.hook_resid_post"
+
+
 def _lookup(cache: Any, name: str) -> Tensor | None:
     try:
         found = cache[name]
@@ -184,5 +208,10 @@ def prefix_mean(mask: Tensor, batch: Tensor, pos: Tensor) -> Select:
 
 
 def rows_at(batch: Tensor, pos: Tensor) -> Select:
-    """The selected rows, `[rows, d]`."""
-    return lambda full: full[batch.to(full.device), pos.to(full.device)]
+    """The selected rows, `[rows, ...]`; an activation with a batch axis of 1 (positions) is shared by all prompts."""
+
+    def select(full: Tensor) -> Tensor:
+        rows = batch if full.shape[0] > 1 else torch.zeros_like(batch)
+        return full[rows.to(full.device), pos.to(full.device)]
+
+    return select
