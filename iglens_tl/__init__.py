@@ -8,11 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iglens_tl._checks import MissingActivationError, ReadoutMismatchError, UnsupportedModelError
+    from iglens_tl._checks import MissingActivationError, QuadratureError, ReadoutMismatchError, UnsupportedModelError
     from iglens_tl.attribution import ig_lens
+    from iglens_tl.components import split
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.results import IGLensResult, Onset
+    from iglens_tl.splits import SplitResult
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
 __version__ = "0.1.0"
@@ -25,13 +27,16 @@ __all__ = [
     "IGLensResult",
     "MissingActivationError",
     "Onset",
+    "QuadratureError",
     "ReadoutMismatchError",
+    "SplitResult",
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
     "doctor",
     "generate_and_attribute",
     "ig_lens",
+    "split",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -44,12 +49,15 @@ _HOMES = {
     "IGLensResult": "results",
     "MissingActivationError": "_checks",
     "Onset": "results",
+    "QuadratureError": "_checks",
     "ReadoutMismatchError": "_checks",
+    "SplitResult": "splits",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
     "doctor": "diagnosis",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
+    "split": "components",
 }
 
 

@@ -25,7 +25,10 @@ _QUESTIONS = {
         "them, all parts arriving together; shares sum to the change."
     ),
 }
-_CAUTION = f"Not a causal effect through later blocks. linear = gradient at the last state times the part; does not sum. {SMALL} = below 0.00005."
+_CAUTION = (
+    "Not a causal effect through later blocks. linear = gradient at the last state times the part; does not sum. "
+    f"{SMALL} = below 0.00005."
+)
 
 Table = list[list[str]]
 
@@ -114,11 +117,11 @@ def table(shares: ShareFields, columns: Mapping[str, Tensor], token: Token, max_
     rows += [row(shares.parts[i].label, shares.whole.segment_labels[shares.parts[i].segment], [i]) for i in shown]
     if rest:
         rows.append(row(f"{len(rest)} others", "", rest))
-    rows.append(["sum", *([""] if several else []), *_sums(shares, columns, token)])
+    rows.append(["sum", *([""] if several else []), *_sums(columns, token)])
     return rows
 
 
-def _sums(shares: ShareFields, columns: Mapping[str, Tensor], token: Token) -> list[str]:
+def _sums(columns: Mapping[str, Tensor], token: Token) -> list[str]:
     return [credit(float(tensor[(slice(None), *token)].nansum())) for tensor in columns.values()]
 
 

@@ -23,6 +23,7 @@ KINDS = (
     "head",
     "bias",
     "neuron",
+    "others",
     "embed",
     "baseline",
     "lens",

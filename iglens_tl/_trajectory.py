@@ -55,6 +55,8 @@ class Trajectory:
 
     Args:
         path: K + 1 states `[rows, d_model]` and the target ids of the rows; a row is a selected (batch, pos).
+        raw: the states before the lens; those of `path` where there is none.
+        token_shape: batch and length of the input.
         parts: what the stream is the sum of, where a `unit` was asked for; checked to add up to the states.
         said: levels of the targets under the model's own logits; None where no logits were at hand.
         said_dtype: the dtype of those logits.
@@ -63,6 +65,8 @@ class Trajectory:
     host: Host
     readout: Readout
     path: Path
+    raw: Sequence[Tensor]
+    token_shape: tuple[int, int]
     parts: tuple[PartGroup, ...]
     positions: PositionPlan
     states: StatePlan
@@ -102,6 +106,7 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
     _check_finite(settled, points)
+    raw = points
     if request.lens is not None:
         points = _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
@@ -110,6 +115,8 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
         host=host,
         readout=readout,
         path=Path(points, groups),
+        raw=raw,
+        token_shape=(settled.token_mask.shape[0], settled.token_mask.shape[1]),
         parts=groups_of_parts,
         positions=plan,
         states=settled.states,

@@ -108,7 +108,7 @@ def ig_lens(
     one_of("estimator", estimator, ESTIMATORS)
     n_steps = whole_number("n_steps", n_steps, 1)
     budget = memory_size(max_memory)
-    if metric == "logit" and any(_has_set(spec) for spec in (targets, incorrect_targets)):
+    if metric == "logit" and any(has_set(spec) for spec in (targets, incorrect_targets)):
         raise ValueError(
             'metric="logit" needs single tokens: a TokenSet has a probability but no logit. Use "log_odds".'
         )
@@ -126,16 +126,16 @@ def ig_lens(
             steps = read_steps(run.readout, run.path, values, metric, n_steps, budget)
     else:
         credits = integrate(run.readout, run.path, metric, estimator, n_steps, budget)
-    settings = _settings(request, metric, n_steps, run)
-    return _result(run, levels, values, credits, steps, metric, estimator, settings)
+    settings = settings_of(request, metric, n_steps, run)
+    return result_of(run, levels, values, credits, steps, metric, estimator, settings)
 
 
-def _has_set(spec: Any) -> bool:
+def has_set(spec: Any) -> bool:
     members = spec if isinstance(spec, (list, tuple)) else [spec]
     return any(isinstance(item, TokenSet) and len(item.tokens) > 1 for item in members)
 
 
-def _settings(request: Request, metric: str, n_steps: int, run: Trajectory) -> dict[str, Any]:
+def settings_of(request: Request, metric: str, n_steps: int, run: Trajectory) -> dict[str, Any]:
     return {
         "metric": metric,
         "baseline": run.states.base,
@@ -162,7 +162,7 @@ def _describe(spec: Any) -> Any:
     return spec if spec is None or isinstance(spec, (str, int)) else repr(spec)
 
 
-def _result(
+def result_of(
     run: Trajectory,
     levels: Levels,
     values: Tensor,

@@ -191,7 +191,8 @@ class SplitResult(ShareFields):
             **{name: tensors[name] for name in AXES if name in tensors},
             **plain,
         }
-        return cls(**{**own, "whole": IGLensResult(**fields), "parts": tuple(Part(*row) for row in plain["parts"])})
+        own.update(whole=IGLensResult(**fields), parts=tuple(Part(*row) for row in plain["parts"]))
+        return cls(**own)
 
     def equals(self, other: object) -> bool:
         """Whether every field is the same: numbers exactly, NaN equal to NaN."""

@@ -81,7 +81,7 @@ def average_gradients(
     tolerance: float,
     max_nodes: int,
     budget: int | None = None,
-    advance: Callable[[int], None] = lambda n: None,
+    advance: Callable[[int], object] | None = None,
 ) -> Averages:
     """The averaged gradient of every segment of every row.
 
@@ -129,7 +129,7 @@ class _Solver:
     tolerance: float
     max_nodes: int
     budget: int | None
-    advance: Callable[[int], None]
+    advance: Callable[[int], object] | None
 
     def solve(self, tasks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Directions, errors and node counts of some tasks."""
@@ -162,7 +162,8 @@ class _Solver:
             points, ids = self._points(tasks[index // count], fractions[index % count])
             value, gradient = value_and_gradient(self.readout, points, ids, self.metric)
             values[rows], gradients[rows] = value.cpu(), gradient.double().cpu()
-            self.advance(len(index))
+            if self.advance is not None:
+                self.advance(len(index))
         return values.reshape(len(tasks), count), gradients.reshape(len(tasks), count, -1)
 
     def _points(self, tasks: Tensor, fractions: Tensor) -> tuple[Tensor, list[Tensor]]:
