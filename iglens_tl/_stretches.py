@@ -105,7 +105,7 @@ def _own_parts(run: Trajectory, parts: Mapping[str, Any]) -> dict[str, Own]:
                 f"the path has {len(labels)} segments, so parts are {{segment: {{name: tensor}}}} with segments among "
                 f'{shorten(labels)}; {{name: tensor}} goes with one segment (layers=1, or path="straight").'
             )
-        parts = {labels[0]: parts}
+        parts = {next(iter(labels)): parts}
     strange = [label for label in parts if label not in labels]
     if strange:
         raise ValueError(f"there is no segment {shorten(map(repr, strange))}; the segments are {shorten(labels)}.")

@@ -62,7 +62,7 @@ def split(
     path: str = "sequential",
     keep: int = 100,
     tolerance: float | None = None,
-    max_nodes: int = 2049,
+    max_nodes: int = 8193,
     targets: Any = TOP,
     incorrect_targets: Any = None,
     cache: Any = None,
