@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iglens_tl._checks import MissingActivationError, QuadratureError, ReadoutMismatchError, UnsupportedModelError
+    from iglens_tl.answer_result import AnswerResult
+    from iglens_tl.answers import attribute_answer
     from iglens_tl.attribution import ig_lens
+    from iglens_tl.companion_results import DLAResult, LayerPathResult, LogitLensResult
+    from iglens_tl.companions import direct_logit_attribution, logit_lens
     from iglens_tl.components import split
+    from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
+    from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
     from iglens_tl.targets import NEXT, TOP, TokenSet
@@ -22,9 +28,13 @@ __version__ = "0.1.0"
 __all__ = [
     "NEXT",
     "TOP",
+    "AnswerResult",
+    "DLAResult",
     "Diagnosis",
     "Finding",
     "IGLensResult",
+    "LayerPathResult",
+    "LogitLensResult",
     "MissingActivationError",
     "Onset",
     "QuadratureError",
@@ -33,9 +43,15 @@ __all__ = [
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
+    "attribute_answer",
+    "difference",
+    "direct_logit_attribution",
     "doctor",
     "generate_and_attribute",
     "ig_lens",
+    "layer_conductance",
+    "layer_integrated_gradients",
+    "logit_lens",
     "split",
 ]
 
@@ -44,9 +60,13 @@ __all__ = [
 _HOMES = {
     "NEXT": "targets",
     "TOP": "targets",
+    "AnswerResult": "answer_result",
+    "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
     "Finding": "diagnosis",
     "IGLensResult": "results",
+    "LayerPathResult": "companion_results",
+    "LogitLensResult": "companion_results",
     "MissingActivationError": "_checks",
     "Onset": "results",
     "QuadratureError": "_checks",
@@ -54,9 +74,15 @@ _HOMES = {
     "SplitResult": "splits",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
+    "attribute_answer": "answers",
+    "difference": "contrast",
+    "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
+    "layer_conductance": "layer_paths",
+    "layer_integrated_gradients": "layer_paths",
+    "logit_lens": "companions",
     "split": "components",
 }
 

@@ -7,7 +7,7 @@ renderers (`_tables`, `_text`, `_html`, `_files`) read `ResultFields`, so that i
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,6 +35,29 @@ _OPTIONAL = ("model_value", "incorrect_ids", "steps", "tokens", "token_mask")
 _FLAGS = ("is_top", "mask", "token_mask")
 _IDS = ("positions", "target_ids", "incorrect_ids", "tokens")
 _NAN_WHERE_MASKED = ("attribution", "values", "total", "gap")
+
+
+class OfTokens(Protocol):
+    """What every result says of the tokens that it is about; see `ResultFields` for shapes."""
+
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def target_ids(self) -> Tensor: ...
+    @property
+    def incorrect_ids(self) -> Tensor | None: ...
+    @property
+    def tokens(self) -> Tensor | None: ...
+    @property
+    def token_mask(self) -> Tensor | None: ...
+    @property
+    def token_strings(self) -> tuple[tuple[str, ...], ...] | None: ...
+    @property
+    def target_strings(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def incorrect_strings(self) -> tuple[tuple[str, ...], ...] | None: ...
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,7 +116,7 @@ def _raise_all(what: str, faults: Sequence[str]) -> None:
 
 def _canonicalise(result: ResultFields) -> None:
     """Labels as tuples and settings as plain JSON values, so that what is saved is what is loaded."""
-    plain = {name: _plain_json(name, getattr(result, name)) for name in ("settings", "provenance")}
+    plain = {name: plain_json(name, getattr(result, name)) for name in ("settings", "provenance")}
     for name, value in {**labels_as_tuples(plain_fields(result)), **plain}.items():
         object.__setattr__(result, name, value)
 
@@ -105,7 +128,8 @@ def labels_as_tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {**labels, **{name: rows and tuple(tuple(row) for row in rows) for name, rows in grids.items()}}
 
 
-def _plain_json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+def plain_json(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping as strict JSON gives it back; refused where it cannot hold it."""
     try:
         plain = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from iglens_tl._display import SMALL, credit, level, precise, quoted
-from iglens_tl._fields import ResultFields
+from iglens_tl._fields import OfTokens, ResultFields
 from iglens_tl._onset import RULES, TINY, names_at, onset_index, pick, rules_of
 
 _QUANTITY = {
@@ -114,7 +114,7 @@ def _value(result: ResultFields, state: int, token: Token) -> float:
     return float(result.values[(state, *token)])
 
 
-def shown_tokens(result: ResultFields) -> list[Token]:
+def shown_tokens(result: OfTokens) -> list[Token]:
     """The (batch, pos) entries that exist, in order."""
     return [(row, column) for row, column in result.mask.nonzero().tolist()]
 
@@ -155,7 +155,7 @@ def who_columns(result: ResultFields, tokens: Sequence[Token]) -> list[Column]:
     return columns
 
 
-def token_at(result: ResultFields, token: Token) -> str:
+def token_at(result: OfTokens, token: Token) -> str:
     """The text of the token at which a target is read, "" where there is no text."""
     return "" if result.token_strings is None else result.token_strings[token[0]][int(result.positions[token])]
 
@@ -212,7 +212,7 @@ def headings(result: ResultFields) -> list[tuple[str, str]]:
     return lines
 
 
-def prompt(result: ResultFields, token: Token) -> str:
+def prompt(result: OfTokens, token: Token) -> str:
     """The prompt up to the token at which a target is read, padding left out."""
     row, place = token[0], int(result.positions[token])
     texts = [] if result.token_strings is None else result.token_strings[row][: place + 1]
@@ -223,15 +223,16 @@ def prompt(result: ResultFields, token: Token) -> str:
 def _token_headings(result: ResultFields, token: Token) -> list[tuple[str, str]]:
     at = f" {quoted(token_at(result, token))}" if result.token_strings is not None else ""
     where = f"read at position {int(result.positions[token])}{at}"
-    lines = [("target", f"{_named(result.target_strings, result.target_ids, token)}, {where}")]
+    lines = [("target", f"{named(result.target_strings, result.target_ids, token)}, {where}")]
     if result.incorrect_ids is not None and result.incorrect_strings is not None:
-        lines.append(("incorrect", _named(result.incorrect_strings, result.incorrect_ids, token)))
+        lines.append(("incorrect", named(result.incorrect_strings, result.incorrect_ids, token)))
     first, last = (precise(_value(result, index, token)) for index in (0, -1))
     own = "" if result.model_value is None else f"; the model's own logits: {precise(float(result.model_value[token]))}"
     return [*lines, ("value", f"{first} at {result.state_labels[0]} -> {last} at {result.state_labels[-1]}{own}")]
 
 
-def _named(grid: Sequence[Sequence[str]], ids: Tensor, token: Token) -> str:
+def named(grid: Sequence[Sequence[str]], ids: Tensor, token: Token) -> str:
+    """A target with its id: `' Paris' (id 7042)`."""
     numbers = [str(number) for number in ids[token].tolist() if number >= 0]
     return f"{quoted(grid[token[0]][token[1]])} ({'id' if len(numbers) == 1 else 'ids'} {', '.join(numbers)})"
 
@@ -270,6 +271,8 @@ def reading(result: ResultFields) -> str:
     quantity = _QUANTITY[result.metric]
     if result.incorrect_ids is not None:
         quantity = f"difference in {quantity}, target less incorrect,"
+    if "difference" in result.settings:
+        quantity = f"{quantity}, of the first run less the second,"
     return (
         f"credit = extra {quantity} that norm+unembedding read from the state after this segment, given the state "
         f"before it; not the layer's causal effect through the blocks above. {SMALL} = less than 0.00005."

@@ -30,7 +30,7 @@ def orders(
         return None, None
     middles: list[Tensor] = []
     for segment, (attention, mlp) in blocks.items():
-        start = run.raw[segment]
+        start = run.stream[segment]
         middles += [_plus(start, attention), _plus(start, mlp)]
     ends = [run.path.states[i] for segment in blocks for i in (segment, segment + 1)]
     read = read_states(run.readout, Path([*middles, *ends], run.path.groups), budget).value(metric)

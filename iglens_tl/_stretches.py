@@ -49,11 +49,11 @@ def _model_stretch(run: Trajectory, way: Trajectory, i: int, start: int | None, 
     """A segment by the model's own parts; `start` is None where it comes from a baseline."""
     label, before, after = way.states.segment_labels[i], way.path.states[i], way.path.states[i + 1]
     rest = "rounding" if lens is None else "remainder"
-    raw, fixed = way.raw[i], list[tuple[str, str, Tensor]]()
+    raw, fixed = way.stream[i], list[tuple[str, str, Tensor]]()
     if start is None and run.states.base == "zero" and lens is None:
         start = NOTHING
     elif start is None:
-        start, raw = run.states.halves[0], run.raw[1]
+        start, raw = run.states.halves[0], run.stream[1]
         fixed.append(("base", "baseline", _less(run.path.states[1], before)))
     sources = [_source(group) for group in between(run.parts, start, end)]
     if lens is not None:

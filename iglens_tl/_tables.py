@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from iglens_tl._fields import ResultFields
+from iglens_tl._fields import OfTokens, ResultFields
 from iglens_tl._onset import RULES, names_at, onset_index, pick, rules_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def frame_of(columns: dict[str, Any]) -> "pandas.DataFrame":
     return pd.DataFrame({**columns, **texts})
 
 
-def token_columns(result: ResultFields) -> dict[str, Any]:
+def token_columns(result: OfTokens) -> dict[str, Any]:
     """What is said of a token, one entry for each (batch, position) where `mask` is True."""
     batch, _ = result.mask.nonzero(as_tuple=True)
     columns: dict[str, Any] = {"batch": batch.numpy(), "position": result.positions[result.mask].numpy()}
@@ -88,7 +88,7 @@ def token_columns(result: ResultFields) -> dict[str, Any]:
     return columns
 
 
-def _own_columns(result: ResultFields, batch: Tensor) -> dict[str, Any]:
+def _own_columns(result: OfTokens, batch: Tensor) -> dict[str, Any]:
     import pandas as pd
 
     position = result.positions[result.mask]
@@ -102,7 +102,7 @@ def _own_columns(result: ResultFields, batch: Tensor) -> dict[str, Any]:
 
 
 def _named_columns(
-    result: ResultFields, name: str, strings: Sequence[Sequence[str]], ids: Tensor
+    result: OfTokens, name: str, strings: Sequence[Sequence[str]], ids: Tensor
 ) -> dict[str, npt.NDArray[Any]]:
     """The text and the id of a target; where any target is a set, every id is text, `"5|7"`."""
     chosen = ids[result.mask]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Readout, levels_of_logits
+from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Probe, Readout, levels_of_logits
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._model.answers import Ids, refuse_overlap
 from iglens_tl._model.head import readout_of
@@ -55,8 +55,8 @@ class Trajectory:
 
     Args:
         path: K + 1 states `[rows, d_model]` and the target ids of the rows; a row is a selected (batch, pos).
-        raw: the states before the lens; those of `path` where there is none.
         token_shape: batch and length of the input.
+        stream: the same states before a lens was applied.
         parts: what the stream is the sum of, where a `unit` was asked for; checked to add up to the states.
         said: levels of the targets under the model's own logits; None where no logits were at hand.
         said_dtype: the dtype of those logits.
@@ -65,8 +65,8 @@ class Trajectory:
     host: Host
     readout: Readout
     path: Path
-    raw: Sequence[Tensor]
     token_shape: tuple[int, int]
+    stream: tuple[Tensor, ...]
     parts: tuple[PartGroup, ...]
     positions: PositionPlan
     states: StatePlan
@@ -106,7 +106,7 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
     _check_finite(settled, points)
-    raw = points
+    stream = tuple(points)
     if request.lens is not None:
         points = _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
@@ -115,8 +115,8 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
         host=host,
         readout=readout,
         path=Path(points, groups),
-        raw=raw,
         token_shape=(settled.token_mask.shape[0], settled.token_mask.shape[1]),
+        stream=stream,
         parts=groups_of_parts,
         positions=plan,
         states=settled.states,
@@ -223,7 +223,13 @@ def _through_lens(lens: Lens, points: Sequence[Tensor], states: StatePlan, reado
     return mapped
 
 
-def read_checked(run: Trajectory, budget: int | None) -> Levels:
+def read_last(run: Trajectory, budget: int | None = None) -> Levels:
+    """Levels at the last state alone, `[.., rows]`; checked, and refused, as `read_checked` does."""
+    states = replace(run.states, halves=run.states.halves[-1:], base="embed")
+    return read_checked(replace(run, states=states, path=Path(run.path.states[-1:], run.path.groups)), budget)
+
+
+def read_checked(run: Trajectory, budget: int | None, probe: Probe | None = None) -> Levels:
     """Levels at every state, `[.., (K + 1) * rows]`, checked against what the model itself said.
 
     Raises:
@@ -232,7 +238,7 @@ def read_checked(run: Trajectory, budget: int | None) -> Levels:
     """
     if run.said is not None:
         _check_said(run, run.said)
-    levels = read_states(run.readout, run.path, budget)
+    levels = read_states(run.readout, run.path, budget, probe)
     n = run.path.n_tokens
     good = (levels.log_top.isfinite() & levels.logit.isfinite().all(0)).reshape(-1, n).all(1)
     if not bool(good.all()):

@@ -24,16 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import ESTIMATORS, METRICS, memory_size, one_of, whole_number
 from iglens_tl._core.readout import Levels
 from iglens_tl._core.segments import integrate, read_steps
-from iglens_tl._model.answers import target_texts
-from iglens_tl._model.host import provenance
-from iglens_tl._model.tokens import token_texts
 from iglens_tl._request import Lens, Request
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, trajectory
 from iglens_tl.results import IGLensResult
-from iglens_tl.targets import TOP, Target, TokenSet
+from iglens_tl.targets import TOP
 
 
 @ordinary_tensors()
@@ -108,14 +106,12 @@ def ig_lens(
     one_of("estimator", estimator, ESTIMATORS)
     n_steps = whole_number("n_steps", n_steps, 1)
     budget = memory_size(max_memory)
-    if metric == "logit" and any(has_set(spec) for spec in (targets, incorrect_targets)):
-        raise ValueError(
-            'metric="logit" needs single tokens: a TokenSet has a probability but no logit. Use "log_odds".'
-        )
     request = Request(
         model_or_cache, input, targets, incorrect_targets, cache, positions, layers, incl_mid, baseline, lens, dtype,
         logits, attention_mask, prepend_bos,
     )  # fmt: skip
+    if metric == "logit":
+        refuse_sets(request, 'metric="logit"')
     run = trajectory(request)
     levels = read_checked(run, budget)
     values = levels.value(metric).reshape(run.path.n_segments + 1, -1)
@@ -126,40 +122,12 @@ def ig_lens(
             steps = read_steps(run.readout, run.path, values, metric, n_steps, budget)
     else:
         credits = integrate(run.readout, run.path, metric, estimator, n_steps, budget)
-    settings = settings_of(request, metric, n_steps, run)
+    settings = _settings(request, metric, n_steps, run)
     return result_of(run, levels, values, credits, steps, metric, estimator, settings)
 
 
-def has_set(spec: Any) -> bool:
-    members = spec if isinstance(spec, (list, tuple)) else [spec]
-    return any(isinstance(item, TokenSet) and len(item.tokens) > 1 for item in members)
-
-
-def settings_of(request: Request, metric: str, n_steps: int, run: Trajectory) -> dict[str, Any]:
-    return {
-        "metric": metric,
-        "baseline": run.states.base,
-        "targets": _describe(request.targets),
-        "incorrect_targets": None if request.incorrect_targets is None else _describe(request.incorrect_targets),
-        "positions": _describe(request.positions),
-        "layers": _describe(request.layers),
-        "incl_mid": request.incl_mid,
-        "n_steps": n_steps,
-        "lens": None if request.lens is None else getattr(request.lens, "__qualname__", type(request.lens).__name__),
-        "readout_dtype": str(run.readout.dtype).removeprefix("torch."),
-        "padding": None if run.prompts is None else run.prompts.padding,
-        "prepend_bos": request.prepend_bos,
-        "source": "cache" if run.from_cache else "forward pass",
-        "checked_against_model": run.said is not None,
-    }
-
-
-def _describe(spec: Any) -> Any:
-    if isinstance(spec, Target):
-        return spec.name
-    if isinstance(spec, Tensor):
-        return f"tensor {list(spec.shape)}"
-    return spec if spec is None or isinstance(spec, (str, int)) else repr(spec)
+def _settings(request: Request, metric: str, n_steps: int, run: Trajectory) -> dict[str, Any]:
+    return {"metric": metric, "n_steps": n_steps, **settings_of(request, run)}
 
 
 def result_of(
@@ -172,9 +140,7 @@ def result_of(
     estimator: str,
     settings: dict[str, Any],
 ) -> IGLensResult:
-    plan, host, prompts = run.positions, run.host, run.prompts
     total = values[-1] - values[0]
-    wrong = run.incorrect_ids
     return IGLensResult(
         attribution=run.on_grid(credits),
         values=run.on_grid(values),
@@ -182,21 +148,12 @@ def result_of(
         gap=run.on_grid(credits.sum(0) - total),
         model_value=None if run.said is None else run.on_grid(run.said.value(metric)),
         is_top=run.on_grid(levels.is_top.reshape(values.shape), fill=False),
-        mask=plan.mask,
-        positions=plan.index,
-        target_ids=run.target_ids,
-        incorrect_ids=wrong,
         steps=None if steps is None else run.on_grid(steps),
-        tokens=None if prompts is None else prompts.tokens,
-        token_mask=None if prompts is None else prompts.mask,
-        token_strings=None if prompts is None else token_texts(host, prompts.tokens),
-        target_strings=target_texts(host, run.target_ids, plan.mask),
-        incorrect_strings=None if wrong is None else target_texts(host, wrong, plan.mask),
         state_labels=run.states.state_labels,
         segment_labels=run.states.segment_labels,
         hidden_states=run.states.hidden_states,
         metric=metric,
         estimator=estimator,
         settings=settings,
-        provenance=provenance(host),
+        **token_fields(run),
     )

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from iglens_tl._asked import refuse_sets, settings_of
 from iglens_tl._checks import METRICS, QuadratureError, memory_size, one_of, shorten, whole_number
 from iglens_tl._core.averaging import Averages, average_gradients, gradients_at
 from iglens_tl._core.readout import Levels
@@ -44,7 +45,7 @@ from iglens_tl._request import Lens, Request
 from iglens_tl._shares import PATHS, Part
 from iglens_tl._stretches import stretches
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, trajectory
-from iglens_tl.attribution import has_set, result_of, settings_of
+from iglens_tl.attribution import result_of
 from iglens_tl.results import IGLensResult
 from iglens_tl.splits import SplitResult
 from iglens_tl.targets import TOP
@@ -115,12 +116,12 @@ def split(
     keep, max_nodes = whole_number("keep", keep, 1), whole_number("max_nodes", max_nodes, 9)
     tolerance = _tolerance(tolerance, dtype)
     budget = memory_size(max_memory)
-    if metric == "logit" and any(has_set(spec) for spec in (targets, incorrect_targets)):
-        raise ValueError('metric="logit" needs single tokens: a TokenSet has a probability but no logit.')
     request = Request(
         model_or_cache, input, targets, incorrect_targets, cache, positions, layers, incl_mid, baseline,
         None if lens is None else _in_own_dtype(lens, dtype), dtype or torch.float64, logits, attention_mask, prepend_bos,
     )  # fmt: skip
+    if metric == "logit":
+        refuse_sets(request, 'metric="logit"')
     run = trajectory(request, None if isinstance(unit, Mapping) else unit)
     levels = read_checked(run, budget)
     way = run if path == "sequential" else _straightened(run)
@@ -132,7 +133,7 @@ def split(
         share(stretch, i, torch.stack([averages.directions[i], last]), slices, keep)
         for i, stretch in enumerate(stretched)
     ]
-    settings = settings_of(request, metric, 1, run)
+    settings = {"metric": metric, "n_steps": 1, **settings_of(request, run)}
     whole = _whole(way, levels, metric, settings, path)
     return _split_of(run, levels, whole, shares, averages, unit, path, metric, tolerance, budget)
 
@@ -162,7 +163,7 @@ def _straightened(run: Trajectory) -> Trajectory:
     halves = (states.halves[0], states.halves[-1]) if states.base == "embed" else states.halves[-1:]
     ends = Path((run.path.states[0], run.path.states[-1]), run.path.groups)
     return replace(
-        run, path=ends, raw=(run.raw[0], run.raw[-1]), states=StatePlan(states.n_layers, halves, states.base)
+        run, path=ends, stream=(run.stream[0], run.stream[-1]), states=StatePlan(states.n_layers, halves, states.base)
     )
 
 

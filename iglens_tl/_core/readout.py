@@ -28,6 +28,9 @@ DEFAULT_BUDGET = 64 * 2**20
 PAD = -1
 """Filler in a row of target ids."""
 
+Probe = Callable[[Tensor, int], None]
+"""Looks at a block of logits `[rows, d_vocab]` and the number of its first row, before they are reduced."""
+
 _UNDERFLOW = 1e-30
 """Sums of float32 exponentials below this have lost digits."""
 
@@ -164,6 +167,7 @@ def read(
     groups: Callable[[int, int], Sequence[Int[Tensor, "rows _"]]],
     n_rows: int,
     budget: int | None = None,
+    probe: Probe | None = None,
 ) -> Levels:
     """Read `n_rows` rows in chunks, without gradients.
 
@@ -173,6 +177,7 @@ def read(
         groups: `(start, stop) ->` the target ids of those rows (see `levels_of_logits`).
         n_rows: how many rows there are.
         budget: bytes that a chunk of logits may take.
+        probe: what else is to be taken from the same logits; it must not change them.
 
     Returns:
         `Levels` of all rows, on the CPU.
@@ -186,18 +191,21 @@ def read(
             stop = min(start + chunk, n_rows)
             logits = readout.logits(rows(start, stop), None if buffer is None else buffer[: stop - start])
             ids = [group.to(readout.device) for group in groups(start, stop)]
-            parts += _levels_in_blocks(logits, ids)
+            parts += _levels_in_blocks(logits, ids, start, probe)
     return Levels.join(parts)
 
 
-def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor]) -> list[Levels]:
+def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor], first: int, probe: Probe | None) -> list[Levels]:
     """Reduce a chunk a few rows at a time, so that the passes after the product find the logits in the cache."""
     on_cpu = logits.device.type == "cpu"
     block = max(1, BLOCK_ELEMENTS // logits.shape[-1]) if on_cpu else len(logits)
-    return [
-        levels_of_logits(logits[i : i + block], [ids[i : i + block] for ids in groups], overwrite=True).cpu()
-        for i in range(0, len(logits), block)
-    ]
+    parts: list[Levels] = []
+    for i in range(0, len(logits), block):
+        if probe is not None:
+            probe(logits[i : i + block], first + i)
+        ids = [group[i : i + block] for group in groups]
+        parts.append(levels_of_logits(logits[i : i + block], ids, overwrite=True).cpu())
+    return parts
 
 
 def value_and_gradient(

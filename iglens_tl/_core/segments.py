@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from iglens_tl._core.quadrature import quadrature
-from iglens_tl._core.readout import Levels, Readout, read, value_and_gradient
+from iglens_tl._core.readout import Levels, Probe, Readout, read, value_and_gradient
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Path:
         return [ids[tokens] for ids in self.groups]
 
 
-def read_states(readout: Readout, path: Path, budget: int | None = None) -> Levels:
+def read_states(readout: Readout, path: Path, budget: int | None = None, probe: Probe | None = None) -> Levels:
     """Levels at every state; the fields' last axis is `(K + 1) * tokens`, states first."""
     n = path.n_tokens
 
@@ -58,7 +58,7 @@ def read_states(readout: Readout, path: Path, budget: int | None = None) -> Leve
     def groups(start: int, stop: int) -> list[Tensor]:
         return path.target_rows(torch.arange(start, stop) % n)
 
-    return read(readout, rows, groups, n * len(path.states), budget)
+    return read(readout, rows, groups, n * len(path.states), budget, probe)
 
 
 def read_steps(

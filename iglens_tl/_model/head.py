@@ -78,6 +78,22 @@ def _linear(host: Host) -> tuple[Tensor | None, Tensor | None]:
     return inner.weight.detach().T, None if bias is None else bias.detach()
 
 
+def unembedding(host: Host) -> tuple[Tensor, Tensor | None]:
+    """`W_U` `[d_model, d_vocab]` and `b_U`, detached; not to be written to.
+
+    Raises:
+        UnsupportedModelError: where the unembedding is no plain linear map.
+    """
+    weight, bias = _linear(host)
+    if weight is None:
+        kind = type(getattr(host.model.unembed, "original_component", host.model.unembed)).__name__
+        raise UnsupportedModelError(
+            f"the logits of {architecture(host.model) or host.name} cannot be shared out: its unembedding is {kind} (quantised, "
+            "offloaded or wrapped), not a matrix. ig_lens and logit_lens read through the module itself."
+        )
+    return weight, bias
+
+
 def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
     def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
         if bias is None:

@@ -100,14 +100,18 @@ class PartGroup:
 def part_sources(host: Host, unit: str) -> list[PartSource]:
     """The sources of the whole stream, in order: embeddings, then block by block.
 
-    Labels are `embed`, `pos_embed`; `3` (a whole block); `3_attn`, `3_mixer`, `3_mlp`; `L3H2`, `3_attn_bias`; `L3N17`,
-    `3_mlp_bias`. A block without attention and MLP hooks (a state-space model's) is one part in every unit.
+    Labels are `embed`, `pos_embed` (with whole blocks `embed` is both); `3` (a whole block); `3_attn`, `3_mixer`,
+    `3_mlp`; `L3H2`, `3_attn_bias`; `L3N17`, `3_mlp_bias`. A block without attention and MLP hooks (a state-space model's)
+    is one part in every unit.
 
     Raises:
         UnsupportedModelError: for heads, where an attention does not expose them.
     """
     one_of("unit", unit, UNITS)
-    return [_embeddings(host), *(source for layer in range(host.n_layers) for source in _of_block(host, layer, unit))]
+    return [
+        _embeddings(host, unit),
+        *(source for layer in range(host.n_layers) for source in _of_block(host, layer, unit)),
+    ]
 
 
 def gather(sources: Sequence[PartSource], kept: Sequence[Tensor]) -> tuple[PartGroup, ...]:
@@ -163,10 +167,10 @@ def _name(half: int, host: Host) -> str:
 # --- Embeddings --------------------------------------------------------------------------------------------------
 
 
-def _embeddings(host: Host) -> PartSource:
+def _embeddings(host: Host, unit: str) -> PartSource:
     first = hook_name(0, host.n_layers)
     learned = getattr(host.model.cfg, "positional_embedding_type", "standard") == "standard"
-    if not learned or not {"hook_embed", "hook_pos_embed"} <= set(host.model.hook_dict):
+    if unit == "block" or not learned or not {"hook_embed", "hook_pos_embed"} <= set(host.model.hook_dict):
         return PartSource(NOTHING, 0, (first,), _as_they_are(("embed",)))
     return PartSource(NOTHING, 0, (first, "hook_embed", "hook_pos_embed"), _two_embeddings)
 
