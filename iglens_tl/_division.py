@@ -142,7 +142,7 @@ def share(
         left -= fixed
     for source in stretch.sources:
         labels, found = _of_source(source, directions, left, slices)
-        if source.rest is not None and found.shape[1] > keep:
+        if source.rest is not None:
             labels, found = _largest(labels, found, keep, source.rest)
         parts += [part_of(label, segment, source.own) for label in labels]
         credits.append(found)
@@ -172,8 +172,13 @@ def _along(parts: Tensor, directions: Tensor) -> Tensor:
 
 
 def _largest(labels: tuple[str, ...], credits: Tensor, keep: int, rest: str) -> tuple[tuple[str, ...], Tensor]:
-    """The `keep` parts of largest credit by the first direction, in their order, then the sum of the others."""
-    order = credits[0].abs().amax(-1).argsort(descending=True, stable=True)
-    kept, others = order[:keep].sort().values, order[keep:]
+    """The `keep` neurons of largest credit by the first direction, in their order, and a bias; then the sum of the others."""
+    size = credits[0].abs().amax(-1)
+    biases = sum(label.endswith("_bias") for label in labels)
+    size[[i for i, label in enumerate(labels) if label.endswith("_bias")]] = torch.inf
+    order = size.argsort(descending=True, stable=True)
+    kept, others = order[: keep + biases].sort().values, order[keep + biases :]
+    if not len(others):
+        return labels, credits
     names = (*(labels[i] for i in kept.tolist()), rest)
     return names, torch.cat([credits[:, kept], credits[:, others].sum(1, keepdim=True)], dim=1)
