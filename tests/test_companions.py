@@ -36,10 +36,9 @@ _BY_WAY = {
     "bridge": lambda family, hf_model: bridge(hf_model, family.architecture),
     "compatible": lambda family, hf_model: compatible(bridge(hf_model, family.architecture)),
 }
-_PARTS_ELSEWHERE = {
-    "Falcon-H1",
-    "LFM2",
-}  # attention beside a mixer, short convolutions: TransformerLens hooks them elsewhere
+# Attention beside a mixer, short convolutions, linear attention: TransformerLens hooks them elsewhere.
+_PARTS_ELSEWHERE = {"Falcon-H1", "LFM2", "Qwen3-Next"}
+_REFUSED_PARTS = [name for name, way in support.cells("exact") if name in _PARTS_ELSEWHERE and way == "bridge"]
 _WITH_PARTS = [cell for cell in support.cells("exact") if cell[0] not in _PARTS_ELSEWHERE]
 
 

@@ -295,7 +295,7 @@ def test_path_results_are_saved_and_loaded(method, tmp_path):
 
 @each_path
 def test_compare_shows_their_gap(method):
-    table = compare(tiny(KINDS[0]), TOKENS, targets=7, methods=("ig_lens", method), n_steps=20, progress=False)
+    table = compare(tiny(KINDS[0]), TOKENS, methods=("ig_lens", method), n_steps=20, progress=False)
     assert table.gap[0].abs().max() <= 1e-12
     assert table.gap[1].abs().max() > 1e-3
     assert "no theorem" in str(table)
