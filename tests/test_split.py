@@ -26,7 +26,7 @@ from tests import oracles, support
 from tests.families import FAMILIES
 from tests.models import BATCH, HOOKED, NATIVE, TOKENS, hooked, native
 from tests.subjects import D_MODEL, D_VOCAB, KINDS, N_LAYERS, cached, each_kind, one_kind, subject, tiny
-from tests.test_architectures import _BY_WAY
+from tests.test_architectures import BY_WAY
 from tests.versions import TL_MAJOR
 
 TOLERANCE = 1e-6  # the default of `split`
@@ -144,7 +144,7 @@ _CELLS = [
 @pytest.mark.parametrize(("name", "way"), _CELLS)
 def test_families(name, way):
     """Every unit adds up to the credit; finer parts add up to coarser ones; experts' neurons are refused."""
-    model = _BY_WAY[way](FAMILIES[name], FAMILIES[name].build())
+    model = BY_WAY[way](FAMILIES[name], FAMILIES[name].build())
     by = {unit: split(model, BATCH, unit=unit, positions=[-1, 1], keep=10) for unit in ("block", "sublayer", "head")}
     if name in _NO_NEURONS:
         with pytest.raises(UnsupportedModelError, match="does not expose its neurons"):
