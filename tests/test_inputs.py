@@ -413,6 +413,17 @@ def test_a_list_is_one_a_prompt_and_a_tensor_is_right_aligned(kind: str) -> None
 
 
 @each_kind
+def test_a_tensor_may_hold_anything_where_there_is_no_position(kind: str) -> None:
+    model = subject(kind).model
+    tokens, mask = padded("left")
+    labels = torch.where(mask.bool(), torch.tensor(7), torch.tensor(-100))
+    result = ig_lens(model, tokens, attention_mask=mask, targets=labels, positions=None)
+    expected = ig_lens(model, tokens, attention_mask=mask, targets=7, positions=None)
+    assert torch.equal(result.target_ids, expected.target_ids)
+    assert torch.equal(result.values[:, mask.bool()], expected.values[:, mask.bool()])
+
+
+@each_kind
 def test_the_probabilities_of_a_set_add_up(kind: str) -> None:
     """Within 1e-6: each is a float32 sum over the rest, and the rests differ."""
     model = subject(kind).model
@@ -424,8 +435,9 @@ def test_the_probabilities_of_a_set_add_up(kind: str) -> None:
     torch.testing.assert_close(log.values, together.values.log(), rtol=0, atol=1e-12)
     odds = ig_lens(model, BATCH, targets=TokenSet([7, 9, 30]), positions=None, metric="log_odds")
     torch.testing.assert_close(odds.values, together.values.logit(), rtol=0, atol=1e-6)
-    everything = ig_lens(model, BATCH, targets=TokenSet(range(D_VOCAB)), positions=None)
-    torch.testing.assert_close(everything.values, torch.ones_like(everything.values), rtol=0, atol=1e-12)
+    nearly = ig_lens(model, BATCH, targets=TokenSet(range(1, D_VOCAB)), positions=None)
+    zeroth = ig_lens(model, BATCH, targets=0, positions=None)
+    torch.testing.assert_close(nearly.values, 1 - zeroth.values, rtol=0, atol=1e-6)
 
 
 @each_kind

@@ -236,6 +236,7 @@ def test_targets_of_another_type(kind: str, targets: Any, parts: tuple[str, ...]
         ({"targets": torch.tensor([3, 4, 5])}, ("(3,)", "(2, 1)", "tensor[:, None]")),
         ({"targets": torch.zeros(2, 2, dtype=torch.long)}, ("(2, 2)", "(2, 1)")),
         ({"targets": TokenSet([5, 5])}, ("twice", "5, 5")),
+        ({"targets": TokenSet(range(50))}, ("all 50 tokens", "probability is 1")),
         ({"targets": NEXT}, ("targets=NEXT", "no selected position has a next token", "positions=-2")),
     ],
 )

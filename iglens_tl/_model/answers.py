@@ -77,7 +77,7 @@ def target_ids(
     if isinstance(spec, np.ndarray):
         spec = torch.as_tensor(spec)
     if isinstance(spec, Tensor) and spec.ndim > 0:
-        return _broadcast(host, spec, shape, name), plan
+        return _broadcast(host, spec, plan.mask, name), plan
     if isinstance(spec, (list, tuple)):
         return _one_per_prompt(host, spec, shape, name), plan
     ids = torch.tensor(_members(host, spec, name))
@@ -90,6 +90,8 @@ def _members(host: Host, spec: Any, name: str) -> list[int]:
     ids = [token_id(host, token, name) for token in spec.tokens]
     if len(set(ids)) != len(ids):
         raise ValueError(f"{name}: {spec} names a token twice (ids {shorten(ids)}); its probability would count twice.")
+    if len(ids) == host.d_vocab_out:
+        raise ValueError(f"{name}: the set names all {len(ids)} tokens; their probability is 1 at every state.")
     return ids
 
 
@@ -102,24 +104,25 @@ def _one_per_prompt(host: Host, spec: Sequence[Any], shape: torch.Size, name: st
     return ids[:, None, :].expand(*shape, width).clone()
 
 
-def _broadcast(host: Host, spec: Tensor, shape: torch.Size, name: str) -> Ids:
+def _broadcast(host: Host, spec: Tensor, mask: Tensor, name: str) -> Ids:
+    """A tensor of ids on the grid of positions; where a position is masked, it may hold anything (-100, say)."""
     if spec.is_floating_point() or spec.dtype == torch.bool:
         raise TypeError(f"{name} as a tensor must hold whole-number token ids, got {spec.dtype}.")
     ids = spec.detach().cpu().long()
     try:
-        ids = ids.broadcast_to(shape)
+        ids = ids.broadcast_to(mask.shape)
     except RuntimeError:
         hint = " For one target a prompt pass a list, or tensor[:, None]." if ids.ndim == 1 else ""
         raise ValueError(
-            f"{name} of shape {tuple(spec.shape)} do not broadcast to [batch, pos] = {tuple(shape)} of the selected "
+            f"{name} of shape {tuple(spec.shape)} do not broadcast to [batch, pos] = {tuple(mask.shape)} of the selected "
             f"positions.{hint}"
         ) from None
-    wrong = ids[(ids < 0) | (ids >= host.d_vocab_out)].unique().tolist()
+    wrong = ids[mask & ((ids < 0) | (ids >= host.d_vocab_out))].unique().tolist()
     if wrong:
         raise ValueError(
             f"{name}: token ids must lie in [0, {host.d_vocab_out}), the width of the logits; got {shorten(wrong)}."
         )
-    return ids[..., None].clone()
+    return torch.where(mask, ids, PAD)[..., None]
 
 
 def _next_tokens(plan: PositionPlan, prompts: Prompts | None, host: Host) -> tuple[Ids, PositionPlan]:
