@@ -31,6 +31,7 @@ from tests.subjects import (
     D_MODEL,
     D_VOCAB,
     KINDS,
+    ROWS,
     cached,
     each_kind,
     fresh,
@@ -326,6 +327,26 @@ def test_prompts_longer_than_the_positions(kind: str, tmp_path: Any) -> None:
         ig_lens(model, words([7] * (limit + 8)), prepend_bos=False)
     with untouched(model):
         assert ig_lens(model, torch.arange(limit)[None] % 40 + 5).tokens.shape == (1, limit)
+
+
+@pytest.mark.bridge
+@pytest.mark.parametrize("family", ["RWKV", "RecurrentGemma"])
+def test_left_padding_where_a_recurrence_runs_over_it(family: str) -> None:
+    model = models.bridge(FAMILIES[family].build())
+    model(TOKENS)
+    tokens, mask = padded("left")
+    parts = (
+        "prompt 1, 2, 3 is padded on the left",
+        "runs over padding",
+        "Pad on the right, or pass the prompts as lists",
+    )
+    with refused_unrun(model, ValueError, *parts):
+        ig_lens(model, tokens, attention_mask=mask)
+    right, mask = padded("right")
+    together = ig_lens(model, right, attention_mask=mask, targets=7)
+    for i, row in enumerate(ROWS):
+        alone = ig_lens(model, row, targets=7)
+        torch.testing.assert_close(together.attribution[:, i], alone.attribution[:, 0], rtol=0, atol=1e-5)
 
 
 @one_kind
@@ -645,13 +666,19 @@ def test_the_mismatch_names_both_numbers(kind: str) -> None:
 
 
 @each_kind
-def test_a_difference_too_small_for_the_target_shows_in_its_logarithm(kind: str) -> None:
-    """The target has p = 1e-9 in the states and 1e-11 in the logits given: equal within 1e-5, not the same model."""
-    model = subject(kind).model
+def test_a_mismatch_too_small_for_a_probability_shows_in_its_logarithm(kind: str) -> None:
+    """The target has a probability below 1e-6 both in the states and in the logits, and another one."""
+    model = fresh(kind).model
+    weight = {"hooked": lambda: model.unembed.W_U, "bridge": lambda: model.unembed.original_component.weight}[kind]()
+    weight.data *= 8
     cache, logits = cached(model, TOKENS), model(TOKENS).detach().clone()
-    logits[..., 7] -= 2 + logits[..., 7] - logits.logsumexp(-1) + 20
+    target = int(logits[0, -1].argmin())
+    assert logits[0, -1].softmax(-1)[target] < 1e-6
+    with untouched(model):
+        ig_lens(cache, targets=target, logits=logits)
+    logits[..., target] -= 2
     with refused_unrun(model, ReadoutMismatchError, "log p = "):
-        ig_lens(cache, targets=7, logits=logits)
+        ig_lens(cache, targets=target, logits=logits)
 
 
 @each_kind

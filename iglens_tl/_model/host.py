@@ -66,6 +66,11 @@ class Host:
             return None
         return int(cfg.n_ctx)
 
+    @property
+    def skips_left_padding(self) -> bool:
+        """Whether an attention mask keeps padding on the left out of the run (not where a recurrence ignores the mask)."""
+        return not architecture(self.model).startswith(("Rwkv", "RecurrentGemma"))
+
 
 def architecture(model: Any) -> str:
     """The Hugging Face architecture, or an empty string."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from iglens_tl._checks import shorten
-from iglens_tl._model.host import Host
+from iglens_tl._model.host import Host, architecture
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,13 @@ def _check(host: Host, prompts: Prompts, to_run: bool) -> None:
     wrong = tokens[(tokens < 0) | (tokens >= host.d_vocab)].unique().tolist()
     if wrong:
         raise ValueError(f"token ids must lie in [0, {host.d_vocab}), the model's vocabulary; got {shorten(wrong)}.")
+    starts = mask.long().argmax(1)
+    if to_run and not host.skips_left_padding and bool((starts > 0).any()):
+        raise ValueError(
+            f"prompt {shorten((starts > 0).nonzero()[:, 0].tolist())} is padded on the left, and the recurrence of "
+            f"{architecture(host.model)} runs over padding: its probabilities would not be the prompt's own. Pad on the right, "
+            "or pass the prompts as lists."
+        )
     if to_run and host.max_tokens is not None and tokens.shape[1] > host.max_tokens:
         raise ValueError(
             f"the prompt has {tokens.shape[1]} tokens and the model takes {host.max_tokens} (n_ctx); shorten it."
