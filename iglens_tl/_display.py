@@ -1,6 +1,7 @@
 """How a token and a number are written for people, and how wide they are on a terminal."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -44,17 +45,42 @@ def tail(text: str, width: int) -> str:
 
 
 def pieces(text: str, width: int) -> list[str]:
-    """The whole text in pieces of at most `width` columns, at least one.
+    """The whole text in pieces of at most `width` columns, at least one; a piece ends after a space where it can.
 
-    >>> pieces("abcde", 2), pieces("", 2)
-    (['ab', 'cd', 'e'], [''])
+    >>> pieces("two words", 6), pieces("abcde", 2), pieces("", 2)
+    (['two ', 'words'], ['ab', 'cd', 'e'], [''])
     """
     found: list[str] = []
     while text:
         piece = _taken(text, width) or text[0]
+        if len(piece) < len(text):
+            piece = piece[: piece.rfind(" ") + 1] or piece
         found.append(piece)
         text = text[len(piece) :]
     return found or [""]
+
+
+def joined(texts: Iterable[str]) -> str:
+    """The texts of tokens as one; bytes that tokens split (`<0xE6>`) are put together to characters again.
+
+    >>> joined(["<0xE6><0x9D>", "<0xB1>", "!"]), joined(["<0xE6><0x9D>", "!"]), joined(["<", "0xE6>"])
+    ('東!', '<0xE6><0x9D>!', '<0xE6>')
+    """
+    found: list[str] = []
+    raw = bytearray()
+    for text in texts:
+        for place, part in enumerate(re.split(r"<0x([0-9A-F]{2})>", text)):  # text, byte, text, byte, ..., text
+            if place % 2:
+                raw.append(int(part, 16))
+            elif part:
+                found += [_decoded(raw), part]
+                raw.clear()
+    return "".join([*found, _decoded(raw)])
+
+
+def _decoded(raw: bytes | bytearray) -> str:
+    text = raw.decode("utf-8", "surrogateescape")  # which writes a byte 0xE6 that is no character as U+DCE6
+    return re.sub(r"[\udc80-\udcff]", lambda byte: f"<0x{ord(byte[0]) - 0xDC00:02X}>", text)
 
 
 def _taken(characters: Iterable[str], width: int) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from iglens_tl._display import SMALL, credit, level, precise, quoted
+from iglens_tl._display import SMALL, credit, joined, level, precise, quoted
 from iglens_tl._fields import OfTokens, ResultFields
 from iglens_tl._onset import RULES, TINY, names_at, onset_index, pick, rules_of
 
@@ -84,11 +84,15 @@ def grouped_by_mass(result: ResultFields, tokens: Sequence[Token], count: int) -
 
 
 def _balanced(mass: Sequence[float], start: int, stop: int) -> int:
-    """Where to split so that both sides hold as equal a mass as can be; of equals, nearest to the middle."""
-    return min(
-        range(start + 1, stop),
-        key=lambda cut: (round(abs(mass[start] + mass[stop] - 2 * mass[cut]), 9), abs(start + stop - 2 * cut)),
-    )
+    """Where to split so that both sides hold as equal a mass as can be; of equals, where the heavier is shortest."""
+
+    def key(cut: int) -> tuple[float, int]:
+        left, right = mass[cut] - mass[start], mass[stop] - mass[cut]
+        excess = round(left - right, 9)
+        heavy = [cut - start] * (excess >= 0) + [stop - cut] * (excess <= 0)
+        return abs(excess), max(heavy)
+
+    return min(range(start + 1, stop), key=key)
 
 
 def merged_label(first: str, last: str) -> str:
@@ -217,7 +221,7 @@ def prompt(result: OfTokens, token: Token) -> str:
     row, place = token[0], int(result.positions[token])
     texts = [] if result.token_strings is None else result.token_strings[row][: place + 1]
     real = [True] * len(texts) if result.token_mask is None else result.token_mask[row].tolist()
-    return quoted("".join(text for text, keep in zip(texts, real, strict=False) if keep))
+    return quoted(joined(text for text, keep in zip(texts, real, strict=False) if keep))
 
 
 def _token_headings(result: ResultFields, token: Token) -> list[tuple[str, str]]:

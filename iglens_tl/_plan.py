@@ -167,7 +167,7 @@ def plan_positions(positions: Positions, token_mask: Bool[Tensor, "batch seq"]) 
         return PositionPlan(torch.where(token_mask, index, -1), token_mask.clone())
     real = [row.nonzero()[:, 0] for row in token_mask]
     if isinstance(positions, slice):
-        picked = [row[torch.arange(len(row))[positions]] for row in real]
+        picked = [row[list(range(len(row))[positions])] for row in real]  # torch has no steps backwards
         if not any(len(row) for row in picked):
             raise ValueError(f"positions={positions} selects no token of any prompt (lengths {_lengths(real)}).")
     else:

@@ -93,15 +93,26 @@ def _map(result: ResultFields, width: int, max_rows: int | None, levels: bool, r
 
 
 def _fitted(result: ResultFields, tokens: Sequence[Token], width: int, levels: bool, rule: Rule) -> list[Column]:
-    """The columns of a map, with as many groups of segments as the width has room for, at least one."""
+    """The columns of a map; where there is no room for two groups of segments, without the texts of the tokens."""
     who, sums = who_columns(result, tokens), sum_columns(result, tokens, rule)
-    room = width - cells(_lines([*who, *sums], " ", width)[0]) - 1
+    credits = _fitting(result, tokens, width, levels, [*who, *sums])
+    if len(credits) == 1 + levels and result.n_segments > 1:
+        who = [column for column in who if column.title != "token"]
+        credits = _fitting(result, tokens, width, levels, [*who, *sums])
+    return [*who, *credits, *sums]
+
+
+def _fitting(
+    result: ResultFields, tokens: Sequence[Token], width: int, levels: bool, beside: Sequence[Column]
+) -> list[Column]:
+    """As many groups of segments as the width has room for beside other columns, at least one."""
+    room = width - cells(_lines(beside, " ", width)[0]) - 1
     count = max(1, min(result.n_segments, room // 2))
     while True:
         credits = credit_columns(result, tokens, grouped_by_mass(result, tokens, count), levels)
         over = cells(_lines(credits, " ", width)[0]) - room
         if over <= 0 or count == 1:
-            return [*who, *credits, *sums]
+            return credits
         count = max(1, count - max(1, over // 20))  # a group takes up to about 20 columns
 
 

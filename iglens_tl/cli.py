@@ -2,7 +2,7 @@
 
 `iglens PROMPT` attributes; `iglens COMMAND ...` does what else there is. The first word decides: where it is exactly the
 name of a command, it is the command; a prompt that begins with such a word goes in quotes with the rest
-(`iglens "doctor who is"`) or after `--` (`iglens -- doctor`).
+(`iglens "doctor who is"`) or last, after `--` (`iglens --k 6 -- doctor who is`).
 
 Exit codes: 0; 1 where a command says that something is not so; 2 for what cannot be done as it was asked, with one line
 on stderr; 130 when interrupted; 141 when nobody reads the output any more. Tables, JSON and CSV go to stdout, all else
@@ -68,7 +68,7 @@ def _parser(prog: str, command: Any) -> Parser:
     epilog = None
     if command is attribute:
         lines = [f"  iglens {name} --help   {module.SUMMARY}" for name, module in COMMANDS.items()]
-        lines.append("A prompt that begins with the name of a command goes after --.")
+        lines.append("A prompt that begins with the name of a command goes last, after --.")
         epilog = "\n".join(["commands:", *lines, ""])
     parser = Parser(prog, command.SUMMARY, command.USAGE, epilog)
     parser.add_argument("--version", action="version", version=_versions())

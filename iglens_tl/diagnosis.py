@@ -88,8 +88,10 @@ def _kind(host: Host) -> str:
 def _tried(title: str, check: Callable[[Host], tuple[bool | None, str]], host: Host) -> Finding:
     try:
         return Finding(title, *check(host))
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:  # ours, in words
         return Finding(title, False, str(error))
+    except Exception as error:  # the model's: whatever it raises, that is the finding
+        return Finding(title, False, f"{type(error).__name__}: {error}")
 
 
 def _states(host: Host) -> tuple[bool | None, str]:

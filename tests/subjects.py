@@ -1,12 +1,13 @@
 """The models that the contract tests call: one for each way into TransformerLens that the installed version must have.
 
 `KINDS` names them ("hooked", "bridge"); `subject(kind)` is shared by all tests and must come out of each as it went in;
-`fresh(kind)` is the test's own to break. `speaking(...)` is one with a tokenizer of words w0 ... w49 whose ids are the
-numbers in the words.
+`fresh(kind)` is the test's own to break. `speaking(...)` is one with a tokenizer of words w00 ... w49 whose ids are the
+numbers in the words (two digits, so that no special token is found inside another word).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,18 +60,45 @@ def subject(kind: str) -> Subject:
 
 def tiny(kind: str = KINDS[0], **settings: Any) -> Any:
     """A model with settings of `HookedTransformerConfig`, as a `HookedTransformer` or a bridge without a Hugging Face model."""
-    return models.hooked(**settings) if kind == "hooked" else models.native(**settings)
+    model = models.hooked(**settings) if kind == "hooked" else models.native(**settings)
+    model(torch.tensor([[3]]))
+    return model
 
 
-def speaking(kind: str, folder: Path, side: str = "right", **special: int) -> Any:
-    """A model with a tokenizer of words; `special` are the ids of bos, eos and pad (2, 3 and 4)."""
-    tokenizer = models.word_tokenizer(folder, **special)
+def word_level(size: int = D_VOCAB) -> Any:
+    """The words w00, w01, ... between spaces, one token each; w01 is the unknown word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    inner = Tokenizer(models.WordLevel({f"w{i:02}": i for i in range(size)}, unk_token="w01"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return inner
+
+
+def saved(inner: Any, folder: Path, bos: int = 2, eos: int = 3, pad: int = 4) -> Any:
+    """A tokenizer that lies in a folder: TransformerLens loads it anew from its `name_or_path`, so the folder must stay."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    special = {name: inner.id_to_token(i) for name, i in (("bos_token", bos), ("eos_token", eos), ("pad_token", pad))}
+    PreTrainedTokenizerFast(tokenizer_object=inner, unk_token=inner.id_to_token(1), **special).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def speaking(kind: str, folder: Path, side: str = "right", tokenizer: Any = None, **special: int) -> Any:
+    """A model with a tokenizer, of words unless another is given; token 1 is the unknown word.
+
+    `special` are the ids of bos, eos and pad (2, 3 and 4).
+    """
+    inner = word_level() if tokenizer is None else tokenizer
+    tokenizer = saved(inner, folder, **special)
     tokenizer.padding_side = side
+    d_vocab = max(D_VOCAB, inner.get_vocab_size())
     if kind == "bridge":
-        bridge = models.bridge(FAMILIES["Llama"].build(), tokenizer=tokenizer)
+        llama = FAMILIES["Llama"]
+        sized = dataclasses.replace(llama, settings={**llama.settings, "vocab_size": d_vocab})
+        bridge = models.bridge(sized.build(), tokenizer=tokenizer)
         bridge(torch.tensor([[3]]))
         return bridge
-    model = models.hooked()
+    model = models.hooked(d_vocab=d_vocab)
     model.set_tokenizer(tokenizer, default_padding_side=side)
     return model
 
@@ -103,4 +131,4 @@ def padded(side: str, filler: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
 
 def words(ids: Any) -> str:
     """Token ids as the words that stand for them."""
-    return " ".join(f"w{int(i)}" for i in ids)
+    return " ".join(f"w{int(i):02}" for i in ids)

@@ -31,7 +31,7 @@ ADDS_UP = 1e-12
 # A model is called another one from here on; those that are called the same differ by SAME_PROBABILITY at most.
 ANOTHER_MODEL = 1e-4
 
-_BY_WAY = {
+BY_WAY = {
     "hooked": lambda family, hf_model: converted(hf_model, family.hooked),
     "folded": lambda family, hf_model: folded(converted(hf_model, family.hooked)),
     "bridge": lambda family, hf_model: bridge(hf_model, family.architecture),
@@ -93,7 +93,7 @@ def test_exact(name, way):
     family = FAMILIES[name]
     hf_model = family.build()
     logits, head = logits_of(hf_model, BATCH), family.read_head(hf_model)
-    assert_reads(_BY_WAY[way](family, hf_model), head, logits)
+    assert_reads(BY_WAY[way](family, hf_model), head, logits)
 
 
 @pytest.mark.parametrize(("name", "way"), support.cells("as wrapped"))
@@ -104,14 +104,14 @@ def test_as_wrapped(name, way):
     # A converter may drop part of the head; the bridge's head is the Hugging Face module.
     head = oracles.lens_head(converted(hf_model, family.hooked)) if way in {"hooked", "folded"} else None
     head = head or family.read_head(hf_model)
-    model = _BY_WAY[way](family, hf_model)
+    model = BY_WAY[way](family, hf_model)
     own = logits_of(model, BATCH)
     assert (own.softmax(-1) - logits.softmax(-1)).abs().max() > ANOTHER_MODEL, "TransformerLens is right by now"
     assert_reads(model, head, own)
 
 
 def _refused_model(name: str, way: str) -> Any:
-    return STRANGERS[name].build() if way == "stranger" else _BY_WAY[way](FAMILIES[name], FAMILIES[name].build())
+    return STRANGERS[name].build() if way == "stranger" else BY_WAY[way](FAMILIES[name], FAMILIES[name].build())
 
 
 def _refusals() -> list[tuple[str, str, str]]:
@@ -131,7 +131,7 @@ def test_absent(name, way):
     """TransformerLens itself cannot load or run the model: should that change, the family must be swept."""
     family = FAMILIES[name]
     with pytest.raises(Exception, match=support.status(name, way).pattern):
-        logits_of(_BY_WAY[way](family, family.build()), BATCH)
+        logits_of(BY_WAY[way](family, family.build()), BATCH)
 
 
 def test_every_family_has_its_place_and_enough_are_exact():
@@ -212,7 +212,7 @@ def test_a_slightly_wrong_head_is_noticed(spoil):
     hf_model = family.build()
     logits, head = logits_of(hf_model, BATCH), family.read_head(hf_model)
     way = support.WAYS[TL_MAJOR][0]
-    model = _BY_WAY[way](family, hf_model)
+    model = BY_WAY[way](family, hf_model)
     assert_reads(model, head, logits)
     with pytest.raises(AssertionError):
         assert_reads(model, replace(head, **spoil(head)), logits)
@@ -222,7 +222,7 @@ def test_a_dropped_layer_is_noticed():
     family = FAMILIES["GPT-2"]
     hf_model = family.build()
     logits, head = logits_of(hf_model, BATCH), family.read_head(hf_model)
-    model = _BY_WAY[support.WAYS[TL_MAJOR][0]](family, hf_model)
+    model = BY_WAY[support.WAYS[TL_MAJOR][0]](family, hf_model)
     result = ig_lens(model, BATCH, positions=None, layers=[1, 3])
     with pytest.raises(AssertionError):
         assert_result(result, states_of(model, BATCH), head, logits, logits.argmax(-1), 3)

@@ -13,14 +13,15 @@ from iglens_tl.demo import demo_folder
 from iglens_tl.generation import chat_tokens, has_chat_template
 from tests.families import FAMILIES
 from tests.models import TOKENS, bridge, hooked, native, word_tokenizer
-from tests.smollm2 import MUST_HAVE
+from tests.versions import HAS_BRIDGE
 
 PROMPT = TOKENS[0].tolist()
 QUESTION = "What is the capital of Vietnam?"
 ANSWER_IDS = (504, 3575, 282, 10223, 314, 15795, 89, 1117, 30, 2)  # "The capital of Vietnam is Hoi An.<|im_end|>"
 TEMPLATE = (
-    "{% for m in messages %}w2 w10 {{ m['content'] }} w11{% endfor %}{% if add_generation_prompt %} w12{% endif %}"
+    "{% for m in messages %}w47 w20 {{ m['content'] }} w21{% endfor %}{% if add_generation_prompt %} w22{% endif %}"
 )
+SPECIAL = {"bos": 47, "eos": 48, "pad": 49}  # names that are the beginning of no other word
 BUILDERS = {"hooked": hooked, "bridge": native}
 BRIDGED = ("GPT-2", "Llama", "Mistral", "Qwen3", "Gemma-2", "OLMo-2", "Phi")
 
@@ -244,7 +245,7 @@ def test_the_ends_that_a_model_knows(tokenizer, settings, expected):
 
 def with_tokenizer(tokenizer):
     """A tiny model through the preferred way in, with a tokenizer of words."""
-    if "bridge" in MUST_HAVE:
+    if HAS_BRIDGE:
         return bridge(FAMILIES["Llama"].build(), tokenizer=tokenizer)
     model = hooked()
     model.set_tokenizer(tokenizer)
@@ -253,7 +254,7 @@ def with_tokenizer(tokenizer):
 
 @pytest.fixture
 def speaking(tmp_path):
-    tokenizer = word_tokenizer(tmp_path)
+    tokenizer = word_tokenizer(tmp_path, **SPECIAL)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     return with_tokenizer(tokenizer)
@@ -261,10 +262,10 @@ def speaking(tmp_path):
 
 def test_a_chat_prompt_is_the_template_without_further_special_tokens(speaking):
     assert has_chat_template(speaking)
-    assert chat_tokens(speaking, "w5 w6") == [2, 10, 5, 6, 11, 12]
+    assert chat_tokens(speaking, "w5 w6") == [47, 20, 5, 6, 21, 22]
     result = generate_and_attribute(speaking, "w5 w6", chat=True, max_new_tokens=3, stop_tokens=[])
     assert result.settings["generation"]["chat"] is True
-    assert ids_of(result) == loop_of(speaking, 3, [2, 10, 5, 6, 11, 12])
+    assert ids_of(result) == loop_of(speaking, 3, [47, 20, 5, 6, 21, 22])
 
 
 def test_a_string_is_tokenised_as_transformer_lens_does(speaking):
@@ -285,17 +286,20 @@ def test_a_stop_token_can_be_a_string(speaking):
 
 
 def test_the_tokenizer_s_end_of_text_ends_it(tmp_path):
-    free = loop_of(with_tokenizer(word_tokenizer(tmp_path / "a", eos=3)), 4, [5, 6])
-    speaking = with_tokenizer(word_tokenizer(tmp_path / "b", eos=free[1]))
+    free = loop_of(with_tokenizer(word_tokenizer(tmp_path / "a", **SPECIAL)), 4, [5, 6])
+    speaking = with_tokenizer(word_tokenizer(tmp_path / "b", **{**SPECIAL, "eos": free[1]}))
     result = generate_and_attribute(speaking, [5, 6], max_new_tokens=6)
     assert ids_of(result) == free[: free.index(free[1]) + 1]
 
 
 def test_a_pad_token_that_is_generated_is_no_padding(tmp_path):
-    free = loop_of(with_tokenizer(word_tokenizer(tmp_path / "a")), 4, [5, 6])
-    speaking = with_tokenizer(word_tokenizer(tmp_path / "b", pad=free[2]))
-    result = generate_and_attribute(speaking, [5, 6], max_new_tokens=4, stop_tokens=[])
-    assert ids_of(result) == free
+    free = loop_of(with_tokenizer(word_tokenizer(tmp_path / "a", **SPECIAL)), 4, [5, 6])
+    place, pad = next((place, token) for place, token in enumerate(free) if token not in (5, 6))
+    speaking = with_tokenizer(word_tokenizer(tmp_path / "b", **{**SPECIAL, "pad": pad}))
+    # The attributed input ends in the pad token: prompt and answer without the last token.
+    result = generate_and_attribute(speaking, [5, 6], max_new_tokens=place + 2, stop_tokens=[])
+    assert result.tokens[0, -1] == pad
+    assert ids_of(result) == loop_of(speaking, place + 2, [5, 6])
     assert result.mask.all()
 
 

@@ -155,13 +155,13 @@ def test_hooks_of_an_open_context_stay(kind: str) -> None:
 def test_a_target_of_several_tokens_shows_its_pieces(kind: str, tmp_path: Any) -> None:
     model = speaking(kind, tmp_path)
     with refused_unrun(
-        model, ValueError, "exactly one token", "'w5 w6 w7'", "is 3", "'w5' (5)", "'w7' (7)", "Give one"
+        model, ValueError, "exactly one token", "'w05 w06 w07'", "is 3", "'w05' (5)", "'w07' (7)", "Give one"
     ):
-        ig_lens(model, TOKENS, targets="w5 w6 w7")
-    with refused_unrun(model, ValueError, "incorrect_targets must be exactly one token", "'w5' (5)", "'w6' (6)"):
-        ig_lens(model, TOKENS, targets="w5", incorrect_targets="w5 w6")
-    with refused_unrun(model, ValueError, "exactly one token", "'w8' (8)", "'w9' (9)"):
-        ig_lens(model, TOKENS, targets=TokenSet(["w5", "w8 w9"]))
+        ig_lens(model, TOKENS, targets="w05 w06 w07")
+    with refused_unrun(model, ValueError, "incorrect_targets must be exactly one token", "'w05' (5)", "'w06' (6)"):
+        ig_lens(model, TOKENS, targets="w05", incorrect_targets="w05 w06")
+    with refused_unrun(model, ValueError, "exactly one token", "'w08' (8)", "'w09' (9)"):
+        ig_lens(model, TOKENS, targets=TokenSet(["w05", "w08 w09"]))
     with refused_unrun(model, ValueError, "exactly one token", "'' is 0", "nothing"):
         ig_lens(model, TOKENS, targets="")
     with refused_unrun(model, ValueError, "'zzz' is not in the vocabulary", "unknown token, id 1"):
@@ -171,10 +171,10 @@ def test_a_target_of_several_tokens_shows_its_pieces(kind: str, tmp_path: Any) -
 @each_kind
 def test_a_string_target_needs_a_tokenizer(kind: str) -> None:
     model = subject(kind).model
-    with refused_unrun(model, ValueError, "no tokenizer", "targets='w5'", "give a token id"):
-        ig_lens(model, TOKENS, targets="w5")
-    with refused_unrun(model, ValueError, "no tokenizer", "'w5 w6'", "give token ids"):
-        ig_lens(model, "w5 w6")
+    with refused_unrun(model, ValueError, "no tokenizer", "targets='w05'", "give a token id"):
+        ig_lens(model, TOKENS, targets="w05")
+    with refused_unrun(model, ValueError, "no tokenizer", "'w05 w06'", "give token ids"):
+        ig_lens(model, "w05 w06")
 
 
 WRONG_IDS = [
@@ -214,7 +214,7 @@ def test_a_target_must_be_an_output_not_only_an_input() -> None:
     [
         (2.5, ("token string or a token id", "2.5", "float")),
         (True, ("token string or a token id", "True", "bool")),
-        ({"w5"}, ("token string or a token id", "set")),
+        ({"w05"}, ("token string or a token id", "set")),
         ([3, 2.5], ("token string or a token id", "2.5")),
         (torch.tensor([2.5]), ("whole-number token ids", "float32")),
         (torch.tensor([True]), ("whole-number token ids", "bool")),
@@ -248,8 +248,8 @@ def test_targets_that_do_not_fit_the_prompts(kind: str, arguments: dict[str, Any
 def test_a_token_set_needs_tokens() -> None:
     with pytest.raises(ValueError, match="at least one token, got none"):
         TokenSet([])
-    with pytest.raises(TypeError, match=r"a list of tokens, got the single string 'w5'; write TokenSet\(\[...\]\)"):
-        TokenSet("w5")
+    with pytest.raises(TypeError, match=r"a list of tokens, got the single string 'w05'; write TokenSet\(\[...\]\)"):
+        TokenSet("w05")
 
 
 # --- Prompts -----------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_an_empty_string_has_no_tokens_but_its_bos(kind: str, tmp_path: Any) -> 
     with refused_unrun(model, ValueError, "no tokens"):
         ig_lens(model, "", prepend_bos=False)
     with refused_unrun(model, ValueError, "prompt 1 has no tokens"):
-        ig_lens(model, ["w5", ""], prepend_bos=False)
+        ig_lens(model, ["w05", ""], prepend_bos=False)
     assert ig_lens(model, "", prepend_bos=True).tokens.tolist() == [[2]]
 
 
@@ -337,7 +337,7 @@ def test_prompts_longer_than_the_positions(kind: str, tmp_path: Any) -> None:
         (torch.tensor([[True]]), ("whole numbers", "bool")),
         ([3, 2.5], ("whole-number token ids", "mixture")),
         ([3, True], ("whole-number token ids", "mixture")),
-        (["w5", 3], ("all strings or all whole-number token ids", "mixture")),
+        (["w05", 3], ("all strings or all whole-number token ids", "mixture")),
         ([[3], 4], ("list of lists of ids", "mixture")),
         ([[3, 2.5]], ("flat list of whole-number token ids",)),
         ([[[3]]], ("flat list of whole-number token ids",)),
@@ -466,7 +466,7 @@ def test_settings_that_cannot_be_met(kind: str, arguments: dict[str, Any], error
 def test_a_mask_beside_strings_or_lists_of_unequal_length(kind: str, tmp_path: Any) -> None:
     model = speaking(kind, tmp_path)
     with refused_unrun(model, ValueError, "attention_mask goes with token ids", "Leave it out"):
-        ig_lens(model, "w5 w6", attention_mask=torch.ones(1, 2))
+        ig_lens(model, "w05 w06", attention_mask=torch.ones(1, 2))
     with refused_unrun(model, ValueError, "attention_mask needs prompts of one length"):
         ig_lens(model, [[5, 6], [7]], attention_mask=torch.ones(2, 2))
 

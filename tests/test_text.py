@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iglens_tl._display import cells, credit, head, level, pad, quoted, tail
-from iglens_tl._layout import grouped, merged_label
+from iglens_tl._display import cells, credit, head, joined, level, pad, pieces, quoted, tail
+from iglens_tl._layout import grouped, grouped_by_mass, merged_label
 from iglens_tl._text import bars
 from tests.made_results import NAN, make, one, rich
 
@@ -271,3 +271,97 @@ def test_bars_fit_their_room(numbers, room):
     drawn = bars(numbers, room)
     assert max(len(bar) for bar in drawn) <= room
     assert len({bar.index("│") for bar in drawn if bar}) <= 1
+
+
+# --- where a map is finest, and what it says of an answer ----------------------------------------------------------
+
+
+def bounds(result, count):
+    return [group.start for group in grouped_by_mass(result, [(0, 0)], count)][1:]
+
+
+def test_groups_are_finest_where_the_credit_lies():
+    result = one([0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.08, 0.2, 0.9])
+    assert [bounds(result, count) for count in (1, 2, 3, 4)] == [[], [7], [6, 7], [5, 6, 7]]
+    assert [group.label for group in grouped_by_mass(result, [(0, 0)], 3)] == ["0-5", "6", "7"]
+    assert bounds(result, 99) == list(range(1, 8))
+
+
+def test_a_loss_counts_as_much_as_a_gain_and_a_token_as_much_as_another():
+    assert bounds(one([0.0, 0.0, 0.5, 0.1, 0.1, 0.1]), 3) == [1, 2]
+    # The first token's credit is tiny and lies in segment 0, the second's large in segment 3.
+    result = make([[[0.0, 0.0]], [[1e-6, 0.0]], [[1e-6, 0.0]], [[1e-6, 0.0]], [[1e-6, 0.9]]])
+    both, second = grouped_by_mass(result, [(0, 0), (0, 1)], 2), grouped_by_mass(result, [(0, 1)], 2)
+    assert [group.label for group in both] == ["0-1", "2-3"]
+    assert [group.label for group in second] == ["0-2", "3"]
+
+
+@given(st.integers(1, 12), st.integers(1, 14), st.randoms(use_true_random=False))
+def test_groups_by_mass_cover_the_path_and_nest(n, count, random):
+    result = one([random.choice([0.0, 0.3, random.random()]) for _ in range(n + 1)])
+    groups, finer = (grouped_by_mass(result, [(0, 0)], number) for number in (count, count + 1))
+    assert len(groups) == min(n, count)
+    assert [group.start for group in groups] == [0, *(group.stop for group in groups[:-1])]
+    assert groups[-1].stop == n
+    assert {group.start for group in groups} <= {group.start for group in finer}
+
+
+def test_an_answer_is_printed_whole_and_its_prompt_ends_before_it():
+    answer = "東京 " * 30 + "end"
+    text = many(3, answer=answer).to_text(60)
+    heading = text[text.index("answer") :].split("\nmetric")[0].splitlines()
+    assert "".join(line[11:] for line in heading) == quoted(answer).rstrip()
+    assert all(cells(line) <= 60 for line in heading)
+    assert "prompt     ' w0'\n" in text
+    assert "token" not in table(text)[0].split()
+    assert "token" in table(many(3).to_text(60))[0].split()
+
+
+def test_the_onset_column_follows_its_rule():
+    result = one([0.0, 0.4, 0.5, 0.3, 1.0])
+    pair = make([[[0.0, 0.0]], [[0.4, 0.1]], [[0.5, 0.6]], [[0.3, 0.5]], [[1.0, 0.9]]])
+    for rule, fraction in (("mass", 0.9), ("crossing", 0.3), ("peak", 0.5), ("rank", 0.5)):
+        text = pair.to_text(100, onset_rule=rule, onset_fraction=fraction)
+        _, rows = table(text)
+        labels = [label or "none" for label in pair.onset(rule, fraction).labels[0]]
+        assert [row.split()[-1] for row in rows] == labels
+        assert f'(rule "{rule}")' in " ".join(text.split())
+    assert "(fraction 0.9)" in result.to_text(100, onset_fraction=0.9)
+    assert "mass 3" in result.to_text(100, onset_fraction=0.9)
+    with pytest.raises(ValueError, match="rule must be one of"):
+        result.to_text(100, onset_rule="half")
+    with pytest.raises(ValueError, match="fraction must lie in"):
+        pair.to_text(100, onset_fraction=0)
+
+
+def test_pieces_are_the_whole_text():
+    assert pieces("東京ab", 2) == ["東", "京", "ab"]
+    assert pieces("東京", 1) == ["東", "京"]
+    assert pieces("a rose is a rose", 7) == ["a rose ", "is a ", "rose"]
+    assert pieces("", 5) == [""]
+
+
+def test_a_prompt_shows_characters_whose_bytes_its_tokens_split():
+    result = make(
+        [[[NAN, NAN, NAN, 0.1]], [[NAN, NAN, NAN, 0.9]]],
+        mask=[[False, False, False, True]],
+        token_mask=torch.ones(1, 4, dtype=torch.bool),
+        token_strings=(("<0xE6>", "<0x9D><0xB1>", "\ud800", " <0xE4>"),),
+    )
+    assert r"prompt     '東\ud800 <0xE4>'" in result.to_text(80)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.data())
+def test_split_bytes_come_together_again(text, data):
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)))) | {0, len(raw)})
+    tokens = ["".join(f"<0x{byte:02X}>" for byte in raw[a:b]) for a, b in itertools.pairwise(cuts)]
+    assert joined(tokens) == text
+
+
+def test_where_two_groups_do_not_fit_the_tokens_make_room():
+    wide, narrow = (table(many(3).to_text(width, levels=True))[0].split() for width in (100, 66))
+    assert "token" in wide
+    assert "token" not in narrow
+    assert narrow.count("level") == 2
+    assert "token" in table(make([[[0.1, 0.2]], [[0.3, 0.4]]]).to_text(20, levels=True))[0].split()

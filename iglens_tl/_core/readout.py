@@ -119,19 +119,19 @@ _METRICS: dict[str, Callable[[Levels], Tensor]] = {
 
 
 def levels_of_logits(
-    logits: Float[Tensor, "rows d_vocab"], groups: Sequence[Int[Tensor, "rows _"]], overwrite: bool = False
+    logits: Float[Tensor, "rows d_vocab"], groups: Sequence[Int[Tensor, "rows _"]], scratch: Tensor | None = None
 ) -> Levels:
-    """Reduce logits to `Levels`; differentiable unless `overwrite` lets it use the logits' memory.
+    """Reduce logits to `Levels`; differentiable unless `scratch` is given.
 
     Args:
         logits: `[rows, d_vocab]`, float32 or float64.
         groups: one or two groups of target ids, each `[rows, width]`, filled up with `PAD`; groups share no id.
-        overwrite: destroy `logits` to save memory.
+        scratch: memory of the logits' shape. With it nothing large is allocated, and `logits` are overwritten.
     """
     top = logits.detach().amax(-1, keepdim=True)
     targets = [_gather(logits, ids) - top.double() for ids in groups]
     logs = [torch.logsumexp(target, -1) for target in targets]
-    log_rest = _log_rest(logits, top, torch.cat(list(groups), dim=-1), overwrite)
+    log_rest = _log_rest(logits, top, torch.cat(list(groups), dim=-1), scratch)
     log_total = torch.logsumexp(torch.stack([log_rest, *logs]), 0)
     others = [torch.logsumexp(torch.stack([log_rest, *logs[:i], *logs[i + 1 :]]), 0) for i in range(len(logs))]
     return Levels(
@@ -148,12 +148,16 @@ def _gather(logits: Tensor, ids: Tensor) -> Tensor:
     return picked.masked_fill(ids == PAD, -torch.inf)
 
 
-def _log_rest(logits: Tensor, top: Tensor, ids: Tensor, overwrite: bool) -> Tensor:
+def _log_rest(logits: Tensor, top: Tensor, ids: Tensor, scratch: Tensor | None) -> Tensor:
     """Log of the summed `exp(logit - top)` over all tokens but the targets, `[rows]` float64."""
     columns = torch.where(ids == PAD, ids[:, :1], ids)  # a filler points to the row's first id, dropped anyway
-    shifted = logits.sub_(top) if overwrite else logits - top
-    shifted = shifted.scatter_(-1, columns, -torch.inf) if overwrite else shifted.scatter(-1, columns, -torch.inf)
-    rest = shifted.exp().sum(-1).double()
+    if scratch is None:
+        shifted = (logits - top).scatter(-1, columns, -torch.inf)
+        shares = shifted.exp()
+    else:
+        shifted = logits.sub_(top).scatter_(-1, columns, -torch.inf)
+        shares = torch.exp(shifted, out=scratch)
+    rest = shares.sum(-1).double()
     if bool((rest > _UNDERFLOW).all()):
         return rest.log()
     second = shifted.detach().amax(-1, keepdim=True)  # a near-certain target: scale by the largest of the rest instead
@@ -197,14 +201,16 @@ def read(
 
 def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor], first: int, probe: Probe | None) -> list[Levels]:
     """Reduce a chunk a few rows at a time, so that the passes after the product find the logits in the cache."""
-    on_cpu = logits.device.type == "cpu"
-    block = max(1, BLOCK_ELEMENTS // logits.shape[-1]) if on_cpu else len(logits)
+    elements = BLOCK_ELEMENTS if logits.device.type == "cpu" else 64 * BLOCK_ELEMENTS  # launches cost more than traffic
+    block = min(len(logits), max(1, elements // logits.shape[-1]))
+    scratch = torch.empty(block, logits.shape[-1], dtype=logits.dtype, device=logits.device)
     parts: list[Levels] = []
-    for i in range(0, len(logits), block):
+    for start in range(0, len(logits), block):
+        some = logits[start : start + block]
         if probe is not None:
-            probe(logits[i : i + block], first + i)
-        ids = [group[i : i + block] for group in groups]
-        parts.append(levels_of_logits(logits[i : i + block], ids, overwrite=True).cpu())
+            probe(some, first + start)
+        ids = [group[start : start + block] for group in groups]
+        parts.append(levels_of_logits(some, ids, scratch[: len(some)]).cpu())
     return parts
 
 

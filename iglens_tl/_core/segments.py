@@ -74,6 +74,8 @@ def read_steps(
     The end states are not read again: their `values` are given, so that steps and credits speak of the same numbers.
     """
     inner, n, m = n_steps - 1, path.n_tokens, path.n_segments
+    if inner == 0:
+        return values.diff(dim=0)[:, None]
     fractions = torch.arange(1, n_steps, dtype=torch.float64) / n_steps
 
     def rows(start: int, stop: int) -> Tensor:

@@ -18,7 +18,7 @@ from iglens_tl._model.tokens import Prompts, token_text
 from iglens_tl._plan import PositionPlan
 from iglens_tl.targets import NEXT, TOP, Target, TokenSet
 
-Ids = Int[Tensor, "batch pos width"]
+Ids = Int[Tensor, "batch pos _"]
 
 
 def token_id(host: Host, token: Any, name: str = "targets") -> int:

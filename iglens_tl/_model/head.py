@@ -174,6 +174,9 @@ class Norm:
 def norm_formula(host: Host) -> Norm | None:
     """The formula of the final norm as its module computes it; None for a model without one.
 
+    Of the candidates the closest is taken, since in half precision several are close: a norm that multiplies by one plus
+    its weight differs little from one that multiplies by the weight, where the weight is large.
+
     Raises:
         UnsupportedModelError: where no candidate reproduces the module.
     """
@@ -198,11 +201,13 @@ def formula_of(host: Host, module: torch.nn.Module) -> Norm | None:
     probe = (probe + 0.1).to(device, own)  # off-centre, and small enough for eps to show
     tolerance = 64 * torch.finfo(own if own.itemsize < 8 else torch.float32).eps
     with torch.no_grad():
-        truth = _through(module, own)(probe)
-        for candidate in _candidates(module, host.model.cfg):
-            if torch.allclose(candidate(probe).double(), truth.double(), rtol=tolerance, atol=tolerance):
-                return candidate
-    return None
+        truth = _through(module, own)(probe).double()
+
+        def error(candidate: Norm) -> float:
+            return float(((candidate(probe).double() - truth).abs() / (1 + truth.abs())).max())
+
+        best = min(_candidates(module, host.model.cfg), key=error)
+        return best if error(best) <= tolerance else None
 
 
 def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:
@@ -211,7 +216,7 @@ def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:
     found_weights = [getattr(holder, name, None) for holder in holders for name in ("weight", "w")]
     found_biases = [getattr(holder, name, None) for holder in holders for name in ("bias", "b")]
     tensors = [tensor.detach() for tensor in found_weights if isinstance(tensor, Tensor)]
-    weights = [*tensors, *(1.0 + tensor.float() for tensor in tensors), None]
+    weights = [*tensors, *(1.0 + tensor.double() for tensor in tensors), None]
     biases = [*(tensor.detach() for tensor in found_biases if isinstance(tensor, Tensor)), None]
     found_eps = [getattr(holder, name, None) for holder in holders for name in ("eps", "variance_epsilon")]
     epsilons = [float(eps) for eps in (*found_eps, getattr(cfg, "eps", None)) if isinstance(eps, (int, float, Tensor))]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -140,7 +142,7 @@ def _rows(input: Any) -> list[Tensor] | None:
         raise TypeError(f"input must be a string, a list of strings, or token ids; got {type(input).__name__}.")
     if len(input) == 0:
         raise ValueError("the input holds no tokens: give at least one prompt with at least one token.")
-    kinds = {isinstance(item, (Sequence, Tensor)) and not isinstance(item, (str, bytes)) for item in input}
+    kinds = {_is_row(item) for item in input}
     if kinds == {False}:
         if any(isinstance(item, (bool, float, str, bytes)) for item in input):
             raise TypeError("input must be all strings or all whole-number token ids, not a mixture.")
@@ -151,6 +153,11 @@ def _rows(input: Any) -> list[Tensor] | None:
     if any(row.ndim != 1 or (len(row) and row.is_floating_point()) for row in rows):
         raise TypeError("every prompt must be a flat list of whole-number token ids.")
     return [row.cpu().long() for row in rows]
+
+
+def _is_row(item: Any) -> bool:
+    """A sequence or array of ids, not a single one."""
+    return getattr(item, "ndim", 0) > 0 or (isinstance(item, Sequence) and not isinstance(item, (str, bytes)))
 
 
 def given_mask(attention_mask: Any, shape: tuple[int, ...], whose: str = "the tokens") -> Tensor:
@@ -193,8 +200,24 @@ def _warn_double_bos(host: Host, prompts: Prompts) -> None:
         warnings.warn(
             f"prompt {shorten(twice)} begins with two BOS tokens (id {bos}), which changes its probabilities: the text or "
             "its chat template already holds one. Pass prepend_bos=False.",
-            stacklevel=5,
+            stacklevel=_depth_outside(sys._getframe()),  # pyright: ignore[reportPrivateUsage] -- `inspect.stack()` reads every file
         )
+
+
+def _depth_outside(frame: FrameType) -> int:
+    """The `stacklevel` of a warning raised in `frame` that is to point at the caller of this package."""
+    depth = 1
+    while frame.f_back is not None and _is_ours(str(frame.f_globals.get("__name__", ""))):
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+TRANSPARENT = ("iglens_tl", "contextlib", "jaxtyping")
+"""Packages whose frames stand between the caller and a warning of ours: the package itself and what decorates it."""
+
+
+def _is_ours(module: str) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in TRANSPARENT)
 
 
 def _check(host: Host, prompts: Prompts, to_run: bool) -> None:
