@@ -8,19 +8,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from iglens_tl._checks import MissingActivationError, ReadoutMismatchError, UnsupportedModelError
+    from iglens_tl._checks import MissingActivationError, QuadratureError, ReadoutMismatchError, UnsupportedModelError
     from iglens_tl.answer_result import AnswerResult
     from iglens_tl.answers import attribute_answer
     from iglens_tl.attribution import ig_lens
     from iglens_tl.companion_results import DLAResult, LayerPathResult, LogitLensResult
     from iglens_tl.companions import direct_logit_attribution, logit_lens
     from iglens_tl.comparison import LensComparison
+    from iglens_tl.components import split
     from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
     from iglens_tl.results import IGLensResult, Onset
+    from iglens_tl.splits import SplitResult
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
 __version__ = "0.1.0"
@@ -38,7 +40,9 @@ __all__ = [
     "LogitLensResult",
     "MissingActivationError",
     "Onset",
+    "QuadratureError",
     "ReadoutMismatchError",
+    "SplitResult",
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
@@ -52,6 +56,7 @@ __all__ = [
     "layer_conductance",
     "layer_integrated_gradients",
     "logit_lens",
+    "split",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -69,7 +74,9 @@ _HOMES = {
     "LogitLensResult": "companion_results",
     "MissingActivationError": "_checks",
     "Onset": "results",
+    "QuadratureError": "_checks",
     "ReadoutMismatchError": "_checks",
+    "SplitResult": "splits",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
     "attribute_answer": "answers",
@@ -82,6 +89,7 @@ _HOMES = {
     "layer_conductance": "layer_paths",
     "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
+    "split": "components",
 }
 
 

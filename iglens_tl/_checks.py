@@ -31,6 +31,10 @@ class MissingActivationError(ValueError):
     """A cache lacks an activation that the call needs."""
 
 
+class QuadratureError(ValueError):
+    """An integral along a segment did not reach the tolerance within the gradients that were allowed."""
+
+
 def shorten(items: Iterable[object], limit: int = 6) -> str:
     """Join items for a message; a long list is cut and its length said."""
     texts = [str(item) for item in items]

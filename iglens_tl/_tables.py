@@ -42,8 +42,8 @@ def long_frame(result: ResultFields) -> "pandas.DataFrame":
     columns["credit"] = _at_mask(result, result.attribution)
     columns["value_start"] = _at_mask(result, result.values[:-1])
     columns["value_end"] = _at_mask(result, result.values[1:])
-    columns["unit"] = _repeated(result.unit, n * k)
-    columns["metric"] = _repeated(result.metric, n * k)
+    columns["unit"] = repeated(result.unit, n * k)
+    columns["metric"] = repeated(result.metric, n * k)
     return frame_of(columns)
 
 
@@ -60,7 +60,7 @@ def onset_frame(result: ResultFields, fraction: float) -> "pandas.DataFrame":
             index = onset_index(result, rule, fraction)
             names, states = names_at(rule, result)
             labels, hidden = _kept(pick(names, index), mask), _kept(pick(states, index), mask)
-        columns[rule] = _objects(labels)
+        columns[rule] = objects(labels)
         columns[f"{rule}_hidden_state"] = pd.array(list(hidden), dtype="Int64")
     return frame_of(columns)
 
@@ -96,7 +96,7 @@ def _own_columns(result: OfTokens, batch: Tensor) -> dict[str, Any]:
     strings = result.token_strings
     ids = [None] * len(pairs) if result.tokens is None else result.tokens[batch, position].tolist()
     return {
-        "token": _objects([None if strings is None else strings[row][place] for row, place in pairs]),
+        "token": objects([None if strings is None else strings[row][place] for row, place in pairs]),
         "token_id": pd.array(ids, dtype="Int64"),
     }
 
@@ -106,11 +106,11 @@ def _named_columns(
 ) -> dict[str, npt.NDArray[Any]]:
     """The text and the id of a target; where any target is a set, every id is text, `"5|7"`."""
     chosen = ids[result.mask]
-    texts = _objects(_kept(strings, result.mask.flatten().tolist()))
+    texts = objects(_kept(strings, result.mask.flatten().tolist()))
     if ids.shape[-1] == 1:
         return {name: texts, f"{name}_id": chosen[:, 0].numpy()}
     joined = ["|".join(str(i) for i in row if i >= 0) for row in chosen.tolist()]
-    return {name: texts, f"{name}_id": _objects(joined)}
+    return {name: texts, f"{name}_id": objects(joined)}
 
 
 def _kept(grid: Iterable[Iterable[Any]], mask: Sequence[bool]) -> list[Any]:
@@ -128,13 +128,13 @@ def _tiled(labels: Sequence[str], codes: Sequence[int], times: int) -> "pandas.C
     return pd.Categorical.from_codes(np.tile(np.array(codes), times), categories=list(labels), ordered=True)
 
 
-def _objects(entries: Sequence[str | None]) -> npt.NDArray[Any]:
+def objects(entries: Sequence[str | None]) -> npt.NDArray[Any]:
     column = np.empty(len(entries), dtype=object)
     column[:] = entries
     return column
 
 
-def _repeated(text: str, times: int) -> npt.NDArray[Any]:
+def repeated(text: str, times: int) -> npt.NDArray[Any]:
     return np.full(times, text, dtype=object)
 
 

@@ -55,6 +55,7 @@ class Trajectory:
 
     Args:
         path: K + 1 states `[rows, d_model]` and the target ids of the rows; a row is a selected (batch, pos).
+        token_shape: batch and length of the input.
         stream: the same states before a lens was applied.
         parts: what the stream is the sum of, where a `unit` was asked for; checked to add up to the states.
         said: levels of the targets under the model's own logits; None where no logits were at hand.
@@ -64,6 +65,7 @@ class Trajectory:
     host: Host
     readout: Readout
     path: Path
+    token_shape: tuple[int, int]
     stream: tuple[Tensor, ...]
     parts: tuple[PartGroup, ...]
     positions: PositionPlan
@@ -113,6 +115,7 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
         host=host,
         readout=readout,
         path=Path(points, groups),
+        token_shape=(settled.token_mask.shape[0], settled.token_mask.shape[1]),
         stream=stream,
         parts=groups_of_parts,
         positions=plan,

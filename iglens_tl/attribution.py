@@ -123,14 +123,14 @@ def ig_lens(
     else:
         credits = integrate(run.readout, run.path, metric, estimator, n_steps, budget)
     settings = _settings(request, metric, n_steps, run)
-    return _result(run, levels, values, credits, steps, metric, estimator, settings)
+    return result_of(run, levels, values, credits, steps, metric, estimator, settings)
 
 
 def _settings(request: Request, metric: str, n_steps: int, run: Trajectory) -> dict[str, Any]:
     return {"metric": metric, "n_steps": n_steps, **settings_of(request, run)}
 
 
-def _result(
+def result_of(
     run: Trajectory,
     levels: Levels,
     values: Tensor,

@@ -165,7 +165,7 @@ def direct_logit_attribution(
         MissingActivationError: where a cache lacks an activation of the unit; it names the `names_filter` to use.
         ReadoutMismatchError, ValueError, TypeError: as `ig_lens`.
     """
-    one_of("unit", unit, UNITS)
+    one_of("unit", unit, UNITS[:3])
     request = Request(
         model_or_cache, input, targets, incorrect_targets, cache, positions,
         logits=logits, attention_mask=attention_mask, prepend_bos=prepend_bos,

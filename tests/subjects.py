@@ -53,9 +53,20 @@ def fresh(kind: str) -> Subject:
 
 
 @functools.cache
+def _shared(kind: str) -> tuple[Subject, float]:
+    made = fresh(kind)
+    return made, _weight(made.model)
+
+
+def _weight(model: Any) -> float:
+    return sum(float(parameter.detach().double().abs().sum()) for parameter in model.parameters())
+
+
 def subject(kind: str) -> Subject:
     """The shared model of a kind."""
-    return fresh(kind)
+    made, weight = _shared(kind)
+    assert _weight(made.model) == weight, "a test before this one changed the shared model"
+    return made
 
 
 def tiny(kind: str = KINDS[0], **settings: Any) -> Any:

@@ -34,11 +34,15 @@ def assert_prints(shown: str, printed: str) -> None:
 
 
 @pytest.mark.smollm2
-def test_the_first_example_prints_what_it_shows(smollm2_default: Any) -> None:
+def test_the_first_examples_print_what_they_show(smollm2_default: Any) -> None:
     code = blocks("python")[0].replace("model = demo_model()", "")
+    names = {"model": smollm2_default}
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(code, {"model": smollm2_default})
-    assert_prints(blocks("text")[0], out.getvalue())
+        exec(code, names)
+        first = out.getvalue()
+        exec(blocks("python")[1], names)
+    assert_prints(blocks("text")[0], first)
+    assert_prints(blocks("text")[1], out.getvalue().removeprefix(first))
 
 
 @pytest.mark.smollm2
@@ -54,7 +58,7 @@ def test_the_questions_can_be_asked(smollm2_default: Any) -> None:
         "translator": lambda state, index: state,
         "ablate": ablate,
     }
-    exec(blocks("python")[1], names)
+    exec(blocks("python")[2], names)
 
 
 @pytest.mark.smollm2

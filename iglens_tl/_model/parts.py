@@ -13,27 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from iglens_tl._checks import UnsupportedModelError, one_of
-from iglens_tl._model.head import formula_of
+from iglens_tl._model.adding import require_equal, way_of_adding, wide
 from iglens_tl._model.host import Host, architecture
+from iglens_tl._model.neurons import neuron_activations, neuron_pieces
 from iglens_tl._model.states import hook_name, state_exists
 from iglens_tl._plan import state_label
 
-UNITS = ("block", "sublayer", "head")
-"""What a block is taken apart into: nothing (its whole update), attention and MLP, or heads, attention's bias and MLP."""
+UNITS = ("block", "sublayer", "head", "neuron")
+"""What a block is taken apart into: nothing (its whole update); attention and MLP; heads, attention's bias and MLP;
+attention, neurons and the MLP's bias."""
 
 NOTHING = -1
 """As the start of a part: what is there before the embedding."""
 
 Build = Callable[[Sequence[Tensor]], tuple[tuple[str, ...], Tensor]]
 """Rows of the activations that are needed -> labels and parts `[part, rows, d_model]`."""
+
+Pieces = Callable[[Sequence[Tensor], int], Iterator[tuple[tuple[str, ...], Tensor]]]
+"""The same, for parts too many to exist at once: at most as many at a time as the second argument says."""
+
+_MOST = 256
+_POST_NORMS = ("ln1_post", "ln1")  # OLMo-2's post-norm is called ln1 in TransformerLens 3
 
 
 @dataclass(frozen=True)
@@ -44,12 +51,14 @@ class PartSource:
         start, end: the states (in half blocks) between which they are added; `start` is `NOTHING` for the embeddings.
         needs: names of activations.
         build: what makes parts of them.
+        stream: what makes a few parts of them at a time, where they are many.
     """
 
     start: int
     end: int
     needs: tuple[str, ...]
     build: Build
+    stream: Pieces | None = None
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,19 @@ class PartGroup:
         """
         return self.source.build([tensor[rows] for tensor in self.tensors])
 
+    def pieces(self, rows: slice = slice(None), most: int = _MOST) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """As `build`, in pieces; of parts that are many, `most` at a time."""
+        tensors = [tensor[rows] for tensor in self.tensors]
+        with torch.no_grad():
+            yield from [self.source.build(tensors)] if self.source.stream is None else self.source.stream(tensors, most)
+
 
 def part_sources(host: Host, unit: str) -> list[PartSource]:
     """The sources of the whole stream, in order: embeddings, then block by block.
 
     Labels are `embed`, `pos_embed` (with whole blocks `embed` is both); `3` (a whole block); `3_attn`, `3_mixer`,
-    `3_mlp`; `L3H2`, `3_attn_bias`. A block without attention and MLP hooks (a state-space model's) is one part in every unit.
+    `3_mlp`; `L3H2`, `3_attn_bias`; `L3N17`, `3_mlp_bias`. A block without attention and MLP hooks (a state-space model's)
+    is one part in every unit.
 
     Raises:
         UnsupportedModelError: for heads, where an attention does not expose them.
@@ -131,46 +147,21 @@ def check_parts(host: Host, groups: Sequence[PartGroup], states: Mapping[int, Te
         inside = between(groups, start, end)
         total, size = _sum(inside, known[start])
         # Every block rounds what it adds to the stream, once for each sublayer.
-        _require_equal(host, total, known[end], size, f"{_name(start, host)} + parts", _name(end, host), len(inside))
+        require_equal(host, total, known[end], size, f"{_name(start, host)} + parts", _name(end, host), len(inside))
 
 
 def _sum(groups: Sequence[PartGroup], start: Tensor) -> tuple[Tensor, Tensor]:
     """Start plus all parts `[rows, d_model]`, and the size of the largest term in each row, in float64."""
     total = start.double()
     size = total.abs().amax(-1)
-    for group in groups:
-        _, parts = group.build()
+    for _, parts in chain.from_iterable(group.pieces() for group in groups):
         total = total + parts.double().sum(0).to(total.device)
         size = torch.maximum(size, parts.double().abs().sum(0).amax(-1).to(total.device))
     return total, size
 
 
-# float32: sums over d_model, heads and neurons in another order. Half precision: one rounding of the state a sublayer.
-_ROUNDINGS = {torch.float64: 256, torch.float32: 64, torch.float16: 4, torch.bfloat16: 4}
-
-
-def _require_equal(
-    host: Host, got: Tensor, wanted: Tensor, size: Tensor, name: str, wanted_name: str, times: int
-) -> None:
-    off = (got - wanted.double()).abs().amax(-1)
-    size = torch.maximum(size, wanted.double().abs().amax(-1)).clamp(min=1e-6)
-    bound = _ROUNDINGS[wanted.dtype] * max(times, 1) * torch.finfo(wanted.dtype).eps
-    worst = int((off / size).nan_to_num(torch.inf).argmax())
-    if not bool(off[worst] <= bound * size[worst]):
-        raise UnsupportedModelError(
-            f"the parts of {architecture(host.model) or host.name} do not add up: {name} differs from {wanted_name} by "
-            f"{float(off[worst]):.3g}, where the stream is {float(size[worst]):.3g} large and rounding allows "
-            f"{float(bound * size[worst]):.3g}. TransformerLens takes these parts at another point than the model adds them "
-            "(or a hook changed them on the way): ask for whole blocks."
-        )
-
-
 def _name(half: int, host: Host) -> str:
     return "nothing" if half == NOTHING else state_label(half, host.n_layers)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 # --- Embeddings --------------------------------------------------------------------------------------------------
@@ -186,14 +177,14 @@ def _embeddings(host: Host, unit: str) -> PartSource:
 
 def _two_embeddings(tensors: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
     """Token and position apart where the first state is their sum; else (scaled, normed) the first state as it is."""
-    first, *both = (_wide(tensor) for tensor in tensors)
+    first, *both = (wide(tensor) for tensor in tensors)
     if torch.allclose(both[0] + both[1], first, rtol=1e-5, atol=1e-5 * float(first.abs().amax())):
         return ("embed", "pos_embed"), torch.stack(both)
     return ("embed",), first[None]
 
 
 def _as_they_are(labels: tuple[str, ...]) -> Build:
-    return lambda tensors: (labels, torch.stack([_wide(tensor) for tensor in tensors]))
+    return lambda tensors: (labels, torch.stack([wide(tensor) for tensor in tensors]))
 
 
 # --- Blocks ------------------------------------------------------------------------------------------------------
@@ -215,7 +206,11 @@ def _of_block(host: Host, layer: int, unit: str) -> Iterator[PartSource]:
             kind = "attn" if attention.endswith("hook_attn_out") else "mixer"
             yield PartSource(start, stop, (attention,), _as_they_are((f"{layer}_{kind}",)))
     if mlp is not None:
-        yield PartSource(middle if halved else start, end, (mlp,), _as_they_are((f"{layer}_mlp",)))
+        first = middle if halved else start
+        if unit == "neuron":
+            yield _neurons(host, layer, mlp, first, end)
+        else:
+            yield PartSource(first, end, (mlp,), _as_they_are((f"{layer}_mlp",)))
 
 
 def _sublayer_hooks(host: Host, layer: int) -> tuple[str | None, str | None]:
@@ -235,7 +230,7 @@ def _sublayer_hooks(host: Host, layer: int) -> tuple[str | None, str | None]:
 
 
 def _difference(label: str) -> Build:
-    return lambda tensors: ((label,), (_wide(tensors[1]) - _wide(tensors[0]).to(tensors[1].device))[None])
+    return lambda tensors: ((label,), (wide(tensors[1]) - wide(tensors[0]).to(tensors[1].device))[None])
 
 
 def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> PartSource:
@@ -251,16 +246,30 @@ def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> Part
 
     def build(tensors: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
         z, added = tensors
-        labels, parts = _head_outputs(host, layer, _wide(z))
-        return labels, _as_added(host, layer, parts, added)
+        labels, parts = _head_outputs(host, layer, wide(z))
+        way = way_of_adding(host, layer, _POST_NORMS, parts, added, "the heads and the bias")
+        return labels, way(parts, parts.sum(0))
 
     return PartSource(start, end, (name, attention), build)
+
+
+def _neurons(host: Host, layer: int, mlp: str, start: int, end: int) -> PartSource:
+    needs = (neuron_activations(host, layer), mlp)
+
+    def stream(tensors: Sequence[Tensor], most: int) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        return neuron_pieces(host, layer, tensors, most)
+
+    def build(tensors: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
+        labels, parts = zip(*stream(tensors, _MOST), strict=True)
+        return tuple(chain.from_iterable(labels)), torch.cat(parts)
+
+    return PartSource(start, end, needs, build, stream)
 
 
 def _head_outputs(host: Host, layer: int, z: Float[Tensor, "rows head d_head"]) -> tuple[tuple[str, ...], Tensor]:
     """Every head's output `z W_O`, and the attention's bias where it has one."""
     attn = host.model.blocks[layer].attn
-    weight = _wide(attn.W_O.detach())
+    weight = wide(attn.W_O.detach())
     parts = torch.einsum("rhd,hdm->hrm", z.to(weight.device, weight.dtype), weight)
     labels = tuple(f"L{layer}H{head}" for head in range(len(parts)))
     bias = getattr(attn, "b_O", None)
@@ -268,34 +277,3 @@ def _head_outputs(host: Host, layer: int, z: Float[Tensor, "rows head d_head"]) 
         return labels, parts
     own = bias.detach().to(parts.device, parts.dtype).expand_as(parts[:1])
     return (*labels, f"{layer}_attn_bias"), torch.cat([parts, own])
-
-
-def _as_added(host: Host, layer: int, parts: Tensor, added: Tensor) -> Tensor:
-    """The parts as the block adds them: as they are, scaled (Granite), or behind a post-norm with its scale frozen.
-
-    Which of them it is, is settled by what the attention added to the stream, never by a name.
-    """
-    candidates = list(_ways_of_adding(host, layer, parts))
-    truth = added.double().to(parts.device)
-    size = torch.stack([way.double().abs().sum(0).amax(-1) for way in candidates])
-    off = torch.stack([(way.double().sum(0) - truth).abs().amax(-1) for way in candidates])
-    best = int((off / size.clamp(min=1e-30)).amax(-1).nan_to_num(torch.inf).argmin())
-    _require_equal(
-        host, candidates[best].double().sum(0), added.to(parts.device), size[best],
-        f"the sum of the heads and the bias of block {layer}", "what its attention added", 1,
-    )  # fmt: skip
-    return candidates[best]
-
-
-def _ways_of_adding(host: Host, layer: int, parts: Tensor) -> Iterator[Tensor]:
-    yield parts
-    config: Any = getattr(getattr(host.model, "original_model", None), "config", host.model.cfg)
-    multiplier = getattr(config, "residual_multiplier", None)
-    if isinstance(multiplier, float):
-        yield parts * multiplier
-    block = host.model.blocks[layer]
-    for name in ("ln1_post", "ln1"):  # OLMo-2's post-norm is called ln1 in TransformerLens 3
-        module = getattr(block, name, None)
-        formula = formula_of(host, module) if isinstance(module, torch.nn.Module) else None
-        if formula is not None:
-            yield formula.frozen(parts, parts.sum(0))
