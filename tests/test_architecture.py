@@ -76,6 +76,7 @@ LEVELS = {
     "_commands.output": 63,
     "_commands.attribute": 64,
     "_commands.doctor": 64,
+    "_commands.split": 64,
     "_commands": 65,
     "cli": 70,
     "__main__": 71,
