@@ -18,16 +18,16 @@ def model(kind, tmp_path, monkeypatch):
 @each_kind
 def test_compare_prints_the_table(kind, model, capsys, tmp_path):
     file = tmp_path / "x.safetensors"
-    words = ["compare", "w9 w7 w5", "--target", "w8", "--incorrect-target", "id:6", "--k", "2", "--save", str(file)]
+    words = ["compare", "w09 w07 w05", "--target", "w08", "--incorrect-target", "id:6", "--k", "2", "--save", str(file)]
     assert cli.main(words) == 0
-    wanted = compare(model, "w9 w7 w5", targets="w8", incorrect_targets=6, layers=2)
+    wanted = compare(model, "w09 w07 w05", targets="w08", incorrect_targets=6, layers=2)
     assert capsys.readouterr().out.strip() == str(wanted).strip()
     assert LensComparison.load(file).equals(wanted)
 
 
 @each_kind
 def test_compare_through_the_full_model(kind, model, capsys):
-    words = ["compare", "w9 w7 w5", "--n-steps", "3", "--methods", "ig_lens", "layer_integrated_gradients"]
+    words = ["compare", "w09 w07 w05", "--n-steps", "3", "--methods", "ig_lens", "layer_integrated_gradients"]
     assert cli.main(words) == 0
     printed = capsys.readouterr()
     assert "layer_integrated_gradients" in printed.out.splitlines()[4]
@@ -37,8 +37,8 @@ def test_compare_through_the_full_model(kind, model, capsys):
 @each_kind
 def test_answer_prints_credits_and_their_sum(kind, model, capsys, tmp_path):
     file = tmp_path / "x.safetensors"
-    assert cli.main(["answer", "w9 w7 w5", "w8 w6", "--save", str(file)]) == 0
-    wanted = attribute_answer(model, "w9 w7 w5", "w8 w6")
+    assert cli.main(["answer", "w09 w07 w05", "w08 w06", "--save", str(file)]) == 0
+    wanted = attribute_answer(model, "w09 w07 w05", "w08 w06")
     assert capsys.readouterr().out.strip() == str(wanted).strip()
     assert AnswerResult.load(file).tokens.equals(wanted.tokens)
 
@@ -48,11 +48,11 @@ def test_answer_prints_credits_and_their_sum(kind, model, capsys, tmp_path):
     ("words", "said"),
     [
         (["compare", " "], "the prompt is empty"),
-        (["compare", "w9", "--target", "w8 w6"], "exactly one token"),
-        (["compare", "w9", "--methods", "lime"], "invalid choice"),
-        (["compare", "w9", "--save", "/nowhere/x"], "there is no folder"),
-        (["answer", "w9", ""], "the answer is empty"),
-        (["answer", "w9"], "ANSWER"),
+        (["compare", "w09", "--target", "w08 w06"], "exactly one token"),
+        (["compare", "w09", "--methods", "lime"], "invalid choice"),
+        (["compare", "w09", "--save", "/nowhere/x"], "there is no folder"),
+        (["answer", "w09", ""], "the answer is empty"),
+        (["answer", "w09"], "ANSWER"),
     ],
 )
 def test_refusals_in_one_line(kind, model, words, said, capsys):
