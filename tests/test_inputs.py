@@ -325,6 +325,19 @@ def test_two_leading_bos_are_warned_of_where_the_caller_stands(
         ig_lens(model, "w05 w02 w02", prepend_bos=True)
 
 
+@each_kind
+def test_padding_with_bos_is_no_second_bos(kind: str, tmp_path: Any) -> None:
+    model = speaking(kind, tmp_path, "left", pad=2)
+    texts = ["w05 w06 w07", "w05"]
+    with torch.no_grad():
+        cache = model.run_with_cache(texts)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = ig_lens(cache, texts)
+    assert result.tokens[1].tolist() == [2, 2, 2, 5]
+    assert result.token_mask[1].tolist() == [False, False, True, True]
+
+
 # --- Targets -----------------------------------------------------------------------------------------------------
 
 

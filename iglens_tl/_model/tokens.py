@@ -193,9 +193,8 @@ def _inferred_mask(host: Host, ids: Tensor) -> Tensor:
 
 def _warn_double_bos(host: Host, prompts: Prompts) -> None:
     bos = getattr(host.tokenizer, "bos_token_id", None)
-    if bos is None or prompts.tokens.shape[1] < 2:
-        return
-    twice = [i for i, row in enumerate(prompts.tokens[:, :2].tolist()) if row == [bos, bos]]
+    rows = zip(prompts.tokens, prompts.mask, strict=True)
+    twice = [i for i, (row, real) in enumerate(rows) if bos is not None and row[real][:2].tolist() == [bos, bos]]
     if twice:
         warnings.warn(
             f"prompt {shorten(twice)} begins with two BOS tokens (id {bos}), which changes its probabilities: the text or "
