@@ -80,6 +80,7 @@ LEVELS = {
     "_commands.doctor": 64,
     "_commands.compare": 64,
     "_commands.answer": 64,
+    "_commands.split": 64,
     "_commands": 65,
     "cli": 70,
     "__main__": 71,

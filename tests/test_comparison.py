@@ -168,7 +168,9 @@ def test_smollm2_one_cache_one_call(smollm2):
     assert count.runs == 0
     assert table.gap[0].abs().max() <= 1e-12
     assert table.gap[2].abs().max() <= 1e-4
-    assert table.amounts[0].argmax() == table.amounts[2].argmax() == 29
+    assert (
+        table.amounts[0].argmax() == 29
+    )  # which block is first under DLA depends on centring: a logit is no invariant
     assert "[probability]" in str(table)
 
 

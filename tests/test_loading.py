@@ -150,7 +150,7 @@ class TestFolderAndFile:
             load_model(str(folder), api=api, device="cpu")
 
 
-@pytest.mark.skipif("hooked" not in MUST_HAVE, reason="HookedTransformer's own rotary base")
+@pytest.mark.hooked
 def test_rotary_base_is_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(made("llama"), tmp_path / "m")
     assert load_model(str(folder), api="hooked", device="cpu").cfg.rotary_base == 300

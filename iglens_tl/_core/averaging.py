@@ -13,8 +13,9 @@ things hold:
 - the whole vector has settled: `|g_n - g_(n/2)| * scale <= tolerance`, with `scale` the length of the longest part.
   By Cauchy and Schwarz this bounds the change of every part, in any direction, not that of the sum alone.
 
-The larger of both is `error`, the estimate that is reported. It is that of the coarser rule: the finer one, whose result
-is given, converges geometrically and is better by orders of magnitude.
+The larger of both is `error`, the estimate that is reported. The change `g_n - g_(n/2)` is the error of the coarser rule;
+convergence is geometric, so the finer rule gains at least what the last doubling gained (`|g_n - g_(n/2)| / |g_(n/2) -
+g_(n/4)|`). A tenth of that gain is believed.
 
 Reference: Trefethen, "Is Gauss Quadrature Better than Clenshaw-Curtis?", SIAM Review 50 (2008).
 """
@@ -33,7 +34,9 @@ from iglens_tl._core.readout import Readout, value_and_gradient
 from iglens_tl._core.segments import Path
 
 FIRST_LEVEL = 8
-"""Intervals of the coarsest rule that is believed; it is compared with its own half."""
+"""Intervals of the coarsest rule that is believed; it is compared with its own half and quarter."""
+
+_SAFETY = 10
 
 COPIES = 5
 """Arrays as large as the logits that a gradient takes: logits, shifted, exponentials and their gradients."""
@@ -185,11 +188,13 @@ class _Solver:
 
     def _judge(self, tasks: Tensor, values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """The averages by the finest rule and their estimated errors."""
-        fine, coarse = _apply(gradients, 1), _apply(gradients, 2)
+        fine, coarse, coarser = (_apply(gradients, step) for step in (1, 2, 4))
         start, end = self._ends(tasks)
         along = (fine * (end.double() - start.double()).cpu()).sum(-1)
         off = (along - (values[:, -1] - values[:, 0])).abs()
-        return fine, torch.maximum(off, (fine - coarse).norm(dim=-1) * self.scale[tasks])
+        last, before = (fine - coarse).norm(dim=-1), (coarse - coarser).norm(dim=-1)
+        gain = (_SAFETY * last / before).nan_to_num(1.0).clamp(max=1.0)
+        return fine, torch.maximum(off, last * gain * self.scale[tasks])
 
 
 def _apply(gradients: Tensor, step: int) -> Tensor:
