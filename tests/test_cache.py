@@ -386,12 +386,44 @@ def test_gradients_disabled_globally_or_frozen_or_free(kind: str, arguments: dic
     with untouched(frozen):
         of_frozen = ig_lens(frozen, BATCH, **arguments)
     torch.set_grad_enabled(False)
-    globally = ig_lens(free, BATCH, **arguments)
-    torch.set_grad_enabled(True)
+    try:
+        globally = ig_lens(free, BATCH, **arguments)
+        assert not torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
     for result in (expected, without, of_frozen, globally):
         assert_same_numbers(result, expected)
         assert not any(tensor.requires_grad for tensor in tensors_of(result))
     assert all(parameter.grad is None for parameter in free.parameters())
+
+
+@each_kind
+@EACH_GRADIENT
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_another_default_dtype_changes_nothing(kind: str, arguments: dict[str, Any], dtype: torch.dtype) -> None:
+    model = subject(kind).model
+    expected = ig_lens(model, BATCH, **arguments)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        result = ig_lens(model, BATCH, **arguments)
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(usual)
+    assert_same_numbers(result, expected)
+
+
+@each_kind
+def test_deterministic_algorithms_suffice(kind: str) -> None:
+    model = subject(kind).model
+    expected = [ig_lens(model, BATCH, **arguments) for arguments in GRADIENTS]
+    torch.use_deterministic_algorithms(True)
+    try:
+        results = [ig_lens(model, BATCH, **arguments) for arguments in GRADIENTS]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for result, other in zip(results, expected, strict=True):
+        assert_same_numbers(result, other)
 
 
 @each_kind
