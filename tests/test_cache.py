@@ -447,7 +447,7 @@ def test_activations_that_track_gradients(kind: str) -> None:
 
 def _living() -> tuple[int, int]:
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]  # asks no lazy thing
     return len(tensors), sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 

@@ -330,6 +330,17 @@ def test_prompts_longer_than_the_positions(kind: str, tmp_path: Any) -> None:
 
 
 @pytest.mark.bridge
+def test_alibi_that_is_laid_out_for_so_many_positions() -> None:
+    model = models.bridge(FAMILIES["MPT"].build())
+    model(TOKENS)
+    long = torch.arange(80)[None] % 40 + 5
+    with refused_unrun(model, ValueError, "80 tokens", "takes 64 (n_ctx)"):
+        ig_lens(model, long)
+    free = models.bridge(FAMILIES["BLOOM"].build())
+    assert ig_lens(free, long).tokens.shape == (1, 80)
+
+
+@pytest.mark.bridge
 @pytest.mark.parametrize("family", ["RWKV", "RecurrentGemma"])
 def test_left_padding_where_a_recurrence_runs_over_it(family: str) -> None:
     model = models.bridge(FAMILIES[family].build())

@@ -63,7 +63,11 @@ class Host:
             getattr(cfg, "positional_embedding_type", None) in ("alibi", "none", None)
             or "mamba" in architecture(self.model).lower()
         ):
-            return None
+            # MPT lays out its ALiBi biases for so many positions; others reckon them as they need them.
+            laid_out = getattr(
+                getattr(getattr(self.model, "original_model", None), "config", None), "max_seq_len", None
+            )
+            return None if laid_out is None else int(laid_out)
         return int(cfg.n_ctx)
 
     @property
