@@ -570,7 +570,7 @@ def test_the_budget_changes_no_number(kind: str, arguments: dict[str, Any]) -> N
     """Within 1e-7: a product of one row adds up in another order."""
     model = subject(kind).model
     whole = ig_lens(model, BATCH, targets=TARGET, positions=None, **arguments)
-    for budget in (1, "1B", 5 * 4 * D_VOCAB, "2KiB", "2GB", "512MiB", 1e9):
+    for budget in (1, 5 * 4 * D_VOCAB, "2KiB", "512MiB"):
         cut = ig_lens(model, BATCH, targets=TARGET, positions=None, max_memory=budget, **arguments)
         torch.testing.assert_close(cut.values, whole.values, rtol=0, atol=1e-7)
         # An integral multiplies the gradient by a difference of two states of size 30.
