@@ -23,7 +23,6 @@ _NAMES = {
     "layer_conductance": "layer conductance",
     "layer_integrated_gradients": "layer integrated gradients",
 }
-_BLANK = "\N{NO-BREAK SPACE}"  # a line of its own above the first panel's name
 _PANEL = 125  # pixels of height
 
 
@@ -73,7 +72,7 @@ def comparison(
     if ablation is not None:
         panels.append(_of_ablation(compared, ablation, token))
     title = f"Layers under {len(panels)} methods: {in_title(compared, token)}"
-    fig = _style.dressed(_drawn(panels), title, [*where(compared, token), _BLANK], _PANEL * len(panels))
+    fig = _style.dressed(_drawn(panels), title, where(compared, token), _PANEL * len(panels), above=18)
     fig.update_xaxes(
         type="category", categoryorder="array", categoryarray=list(panels[0].labels), autotickangles=[0, -90]
     )

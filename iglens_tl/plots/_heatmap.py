@@ -133,14 +133,14 @@ def _hover(result: IGLensResult, tokens: Sequence[Token], top: LogitLensResult |
     said: dict[str, Any] = {"customdata": torch.stack([levels, places], dim=-1).numpy()}
     if top is not None:
         said["hovertext"] = _tops(top, batch, columns, skipped)
-        lines.append("most probable: %{hovertext}")
+        lines.append("most probable after it:<br>%{hovertext}" if credits else "most probable:<br>%{hovertext}")
     return {**said, "hovertemplate": "<br>".join(lines) + "<extra></extra>"}
 
 
 def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int) -> list[list[str]]:
     return [
         [
-            ", ".join(
+            "<br>".join(
                 f"{_style.escaped(short(text))} {probability:.3f}"
                 for text, probability in zip(state[batch][column], rows[batch][column].tolist(), strict=True)
             )

@@ -66,14 +66,15 @@ def figure(traces: Sequence[Any], title: str, notes: Sequence[str], height: int)
 
 
 def dressed(
-    built: plotly.graph_objects.Figure, title: str, notes: Sequence[str], height: int
+    built: plotly.graph_objects.Figure, title: str, notes: Sequence[str], height: int, above: int = 0
 ) -> plotly.graph_objects.Figure:
-    """The figure with fonts, title and margins; `height` is that of the plot, to which title and margins are added.
+    """The figure with fonts, title and margins; `height` is that of the plot, to which title and margins are added, and
+    `above` the room for what a figure itself writes above its plot.
 
     `title` and `notes` are plain text: what Plotly would take for markup is escaped here.
     """
     heading, lines = wrapped(title, _TITLE_WIDTH), [line for note in notes for line in wrapped(note, _NOTE_WIDTH)]
-    top = 16 + 20 * len(heading) + 16 * len(lines)
+    top = 16 + 20 * len(heading) + 16 * len(lines) + above
     small = f'<span style="font-size:12px;color:{MUTED}">{"<br>".join(map(escaped, lines))}</span>'
     words = "<br>".join([*(f"<b>{escaped(line)}</b>" for line in heading), *([small] if lines else [])])
     built.update_layout(
@@ -152,7 +153,7 @@ def extent(numbers: Tensor) -> float:
 def colour_bar(title: str, unit: str) -> dict[str, Any]:
     """A slim colour bar with its unit."""
     return {
-        "title": {"text": f"{title} [{unit}]", "side": "right", "font": {"size": 12}},
+        "title": {"text": f" <br>{title} [{unit}]", "side": "right", "font": {"size": 12}},
         "thickness": 12,
         "outlinewidth": 0,
         "tickfont": {"size": 11},
