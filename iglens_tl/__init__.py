@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iglens_tl._checks import MissingActivationError, QuadratureError, ReadoutMismatchError, UnsupportedModelError
+    from iglens_tl.ablation import ablate_layers
+    from iglens_tl.ablation_result import AblationResult
     from iglens_tl.answer_result import AnswerResult
     from iglens_tl.answers import attribute_answer
     from iglens_tl.attribution import ig_lens
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
+    from iglens_tl.reference import ReferenceUpdates, reference_updates
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
     from iglens_tl.targets import NEXT, TOP, TokenSet
@@ -30,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NEXT",
     "TOP",
+    "AblationResult",
     "AnswerResult",
     "DLAResult",
     "Diagnosis",
@@ -42,10 +46,12 @@ __all__ = [
     "Onset",
     "QuadratureError",
     "ReadoutMismatchError",
+    "ReferenceUpdates",
     "SplitResult",
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
+    "ablate_layers",
     "attribute_answer",
     "compare",
     "difference",
@@ -56,6 +62,7 @@ __all__ = [
     "layer_conductance",
     "layer_integrated_gradients",
     "logit_lens",
+    "reference_updates",
     "split",
 ]
 
@@ -64,6 +71,7 @@ __all__ = [
 _HOMES = {
     "NEXT": "targets",
     "TOP": "targets",
+    "AblationResult": "ablation_result",
     "AnswerResult": "answer_result",
     "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
@@ -76,9 +84,11 @@ _HOMES = {
     "Onset": "results",
     "QuadratureError": "_checks",
     "ReadoutMismatchError": "_checks",
+    "ReferenceUpdates": "reference",
     "SplitResult": "splits",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
+    "ablate_layers": "ablation",
     "attribute_answer": "answers",
     "compare": "lineup",
     "difference": "contrast",
@@ -89,6 +99,7 @@ _HOMES = {
     "layer_conductance": "layer_paths",
     "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
+    "reference_updates": "reference",
     "split": "components",
 }
 
