@@ -49,8 +49,8 @@ def effects(reading: Reading, replacements: Replacements, seed: int) -> tuple[di
     cost = {"forwards": 0.0, "block_evaluations": 0.0}
 
     def ablate(name: str, mode: str, **settings: Any) -> None:
-        drawn = {"n_samples": replacements.n_samples} if mode in ("resample", "placebo") else {}
-        from_reference = {"reference": replacements.updates} if mode in ("resample", "mean") else {}
+        drawn: dict[str, Any] = {"n_samples": replacements.n_samples} if mode in ("resample", "placebo") else {}
+        from_reference: dict[str, Any] = {"reference": replacements.updates} if mode in ("resample", "mean") else {}
         result = ablate_layers(
             reading.host.model, reading.tokens, targets=reading.target, mode=mode, seed=own, progress=False,
             **drawn, **from_reference, **settings, **reading.mask,
@@ -61,7 +61,7 @@ def effects(reading: Reading, replacements: Replacements, seed: int) -> tuple[di
 
     for mode in MODES:
         for scope in SCOPES:
-            spared = {"include_first": False} if scope == "all" else {}
+            spared: dict[str, Any] = {"include_first": False} if scope == "all" else {}
             ablate(f"drop_{mode}_{scope}", mode, scope=scope, **spared)
         ablate(f"direct_{mode}", mode, effect="direct")
     ablate("drop_skip_all_first", "skip", scope="all", include_first=True)

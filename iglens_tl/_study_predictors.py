@@ -68,7 +68,7 @@ class Reading:
         )
 
     @property
-    def mask(self) -> dict[str, Tensor]:
+    def mask(self) -> dict[str, Any]:
         """All tokens are real, whatever they are: a prompt that was cut may end in the tokenizer's pad token."""
         return {"attention_mask": torch.ones_like(self.tokens)}
 

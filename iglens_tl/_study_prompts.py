@@ -25,7 +25,7 @@ class StudyPrompt:
 
 
 def read_prompts(prompts: Any) -> list[StudyPrompt]:
-    """Prompts from a list of strings or mappings (`prompt`, and `id`, `kind` if known), a text file (one a line) or a JSON-lines file.
+    """Prompts from a list of strings or mappings (`prompt`; `id`, `kind` if known), a text file (one a line), or JSON lines.
 
     Raises:
         ValueError: for no prompt, an empty one, or a line or entry that is none; each is named.

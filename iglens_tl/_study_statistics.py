@@ -31,7 +31,8 @@ class Interval:
     n_prompts: int
 
 
-NOTHING = Interval(*[float("nan")] * 4, 0, 0)
+_NAN = float("nan")
+NOTHING = Interval(_NAN, _NAN, _NAN, _NAN, 0, 0)
 
 
 def rank_correlations(scores: Numbers, effects: Numbers) -> Numbers:
@@ -47,7 +48,7 @@ def rank_correlations(scores: Numbers, effects: Numbers) -> Numbers:
 
 
 def hits(scores: Numbers, effects: Numbers, k: int = 1) -> Numbers:
-    """1 where the block of the largest score is among the `k` blocks of the largest effect, else 0; NaN where a row is not finite."""
+    """1 where the block of the largest score is among the `k` of the largest effect, else 0; NaN for a row that is not finite."""
     finite = np.isfinite(scores).all(1) & np.isfinite(effects).all(1)
     best = np.where(np.isfinite(scores), scores, -np.inf).argmax(1)
     places = np.argsort(np.argsort(-effects, axis=1, kind="stable"), axis=1, kind="stable")
@@ -55,7 +56,7 @@ def hits(scores: Numbers, effects: Numbers, k: int = 1) -> Numbers:
     return np.where(finite, hit.astype(float), np.nan)
 
 
-def mean_interval(values: Numbers, prompts: Sequence[Any], n_resamples: int = N_RESAMPLES, seed: int = 0) -> Interval:
+def mean_interval(values: Numbers, prompts: Sequence[Any] | NDArray[Any], n_resamples: int = N_RESAMPLES, seed: int = 0) -> Interval:
     """The mean of `values` [pair] over the pairs that have one, with prompts as the unit of resampling."""
     kept = np.isfinite(values)
     if not kept.any():
@@ -70,7 +71,7 @@ def mean_interval(values: Numbers, prompts: Sequence[Any], n_resamples: int = N_
 
 
 def correlation_interval(
-    x: Numbers, y: Numbers, prompts: Sequence[Any], n_resamples: int = N_RESAMPLES, seed: int = 0
+    x: Numbers, y: Numbers, prompts: Sequence[Any] | NDArray[Any], n_resamples: int = N_RESAMPLES, seed: int = 0
 ) -> Interval:
     """Spearman's rho of two numbers a pair, across pairs, with prompts as the unit of resampling."""
     kept = np.isfinite(x) & np.isfinite(y)

@@ -27,11 +27,12 @@ class OnsetStudy:
     """The measurements of an onset study.
 
     Attributes:
-        table: the long table, one row a pair and block. Columns: `prompt_index`, `prompt_id`, `kind`, `prompt`, `position`, `token`,
-            `target`, `target_id`, `word_kind`, `prob`, `block`; scores of the block (`credit`, `credit_log_prob`, `straight`, `dla`,
-            `patching`, ...); effects (`drop_<mode>_<scope>`, `direct_<mode>`, `drop_attn`, `drop_mlp`: drops of the probability;
-            `kept_transplant`, `kept_cut`: the probability kept when context is taken away from the next block on); depths of the
-            pair (`onset_<rule>`, `lens_first_top`, ...: hidden states); `forwards`, `block_evaluations`, `seconds`: its cost.
+        table: the long table, one row a pair and block. Columns: `prompt_index`, `prompt_id`, `kind`, `prompt`, `position`,
+            `token`, `target`, `target_id`, `word_kind`, `prob`, `block`; scores of the block (`credit`, `credit_log_prob`,
+            `straight`, `dla`, `patching`, ...); effects (`drop_<mode>_<scope>`, `direct_<mode>`, `drop_attn`, `drop_mlp`: drops
+            of the probability; `kept_transplant`, `kept_cut`: the probability kept when context is taken away from the next
+            block on); depths of the pair (`onset_<rule>`, `lens_first_top`, ...: hidden states); `forwards`,
+            `block_evaluations`, `seconds`: its cost.
         settings: the call, in JSON values.
         provenance: model and versions, in JSON values.
     """
@@ -56,8 +57,8 @@ class OnsetStudy:
             first_block: the first block that counts; 1 leaves block 0 out.
 
         Returns:
-            One row a predictor: mean over pairs of Spearman's `rho` over blocks, `top1` and `top3` hit rates, each with the ends of its
-            95 % bootstrap interval over prompts (`_low`, `_high`) and the number of pairs that have it (`_n`).
+            One row a predictor: mean over pairs of Spearman's `rho` over blocks, `top1` and `top3` hit rates, each with the
+            ends of its 95 % bootstrap interval over prompts (`_low`, `_high`) and the number of pairs that have it (`_n`).
 
         Raises:
             ValueError: for another outcome, or a study without rows.

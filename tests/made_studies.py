@@ -18,7 +18,8 @@ SCORES = (
     "gradient_update", "dla", "dla_centred", "update_norm", "patching", "patching_all",
 )  # fmt: skip
 DEPTHS = (
-    *(f"onset_{rule}" for rule in ("mass", "crossing", "peak", "rank")), "onset_mass_log_prob", "onset_mass_log_odds", "lens_first_top", "half_dla",
+    *(f"onset_{rule}" for rule in ("mass", "crossing", "peak", "rank")), "onset_mass_log_prob", "onset_mass_log_odds",
+    "lens_first_top", "half_dla",
     "half_update_norm",
 )  # fmt: skip
 
@@ -45,8 +46,10 @@ def made_table(
                 "forwards": 2.0,
                 "block_evaluations": 9.0,
             }
-            about = {"prompt_index": prompt, "prompt_id": f"p{prompt}", "kind": ("fact", "code")[prompt % 2], "prompt": "a b",
-                     "position": 3 + place, "token": "b", "target": " c", "target_id": 5, "word_kind": ("word start", "number")[place % 2],
+            about = {"prompt_index": prompt, "prompt_id": f"p{prompt}", "kind": ("fact", "code")[prompt % 2],
+                     "prompt": "a b",
+                     "position": 3 + place, "token": "b", "target": " c", "target_id": 5,
+                     "word_kind": ("word start", "number")[place % 2],
                      "prob": 0.5}  # fmt: skip
             rows.append(pd.DataFrame({**about, "block": np.arange(N_BLOCKS), **columns, **fixed}))
     return pd.concat(rows, ignore_index=True)

@@ -70,7 +70,8 @@ def test_p_values_are_small_where_there_is_something_and_not_where_there_is_noth
 def test_correlation_across_pairs() -> None:
     x = DRAW.normal(size=90)
     found = correlation_interval(x, x**3, np.arange(90) // 3, 99)
-    assert found.mean == pytest.approx(1) and found.low == pytest.approx(1)
+    assert found.mean == pytest.approx(1)
+    assert found.low == pytest.approx(1)
     loose = correlation_interval(x, DRAW.normal(size=90), np.arange(90) // 3, 199)
     assert loose.low < 0 < loose.high
     y = x + DRAW.normal(size=90)
@@ -88,9 +89,8 @@ def test_what_orders_the_blocks_as_the_effect_does_is_found_and_nothing_else() -
     found = analysis.agreement(Measurements.of(made_table()), analysis.PRIMARY, n_resamples=99).set_index("predictor")
     assert found.loc["patching", ["rho", "top1", "top3"]].tolist() == pytest.approx([1, 1, 1])
     others = found.drop("patching")
-    assert (others["rho"].abs() < 0.25).all() and (
-        others["top1"] < 0.45
-    ).all()  # 60 random pairs of 6 blocks: sd 0.06 and 0.05
+    assert (others["rho"].abs() < 0.25).all()
+    assert (others["top1"] < 0.45).all()
     assert set(analysis.CONTROLS) <= set(found.index)
 
 
@@ -100,8 +100,10 @@ def test_leaving_block_0_out_leaves_it_out_on_both_sides() -> None:
     m = Measurements.of(table)
     every = analysis.agreement(m, analysis.PRIMARY, 0, 99).set_index("predictor")
     later = analysis.agreement(m, analysis.PRIMARY, 1, 99).set_index("predictor")
-    assert every.loc["first block", "top1"] == 1 and every.loc["credit", "top1"] < 0.5
-    assert later.loc["credit", "top1"] == 1 and later.loc["credit", "rho"] == pytest.approx(1)
+    assert every.loc["first block", "top1"] == 1
+    assert every.loc["credit", "top1"] < 0.5
+    assert later.loc["credit", "top1"] == 1
+    assert later.loc["credit", "rho"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,9 @@ def test_depths_are_compared_with_the_constant_of_the_other_half() -> None:
     table["onset_mass"] = truth
     found = analysis.depths(Measurements.of(table), 99)
     row = found[(found["causal"] == "largest drop, skip, target") & (found["predictor"] == "onset mass")].iloc[0]
-    assert row["rho"] == pytest.approx(1) and row["error"] == 0 and row["worse"] < 0
+    assert row["rho"] == pytest.approx(1)
+    assert row["error"] == 0
+    assert row["worse"] < 0
 
 
 def test_variants_are_tuned_on_one_half_and_reported_on_the_other() -> None:
@@ -159,7 +163,8 @@ def test_variants_are_tuned_on_one_half_and_reported_on_the_other() -> None:
         even, table["credit_log_prob"]
     )  # perfect, on the tuning half only
     row = analysis.variants(Measurements.of(table), 0, 99).set_index("outcome").loc[analysis.PRIMARY]
-    assert row["variant"] == "log-prob credit" and row["tuning rho"] == pytest.approx(1)
+    assert row["variant"] == "log-prob credit"
+    assert row["tuning rho"] == pytest.approx(1)
     assert abs(row["rho"]) < 0.4  # thirty random pairs on the other half: sd 0.08
 
 
@@ -183,13 +188,15 @@ def test_the_page_and_the_file(tmp_path) -> None:
         "One prompt was left out.",
     ):
         assert section in page
-    assert "18 pairs" in page and not re.search(r"\bnan\b", page)
+    assert "18 pairs" in page
+    assert not re.search(r"\bnan\b", page)
     assert all(line.count("|") - line.count("\\|") == width for width, line in _table_lines(page))
     study.save(tmp_path / "study.parquet")
     again = OnsetStudy.load(tmp_path / "study.parquet")
     pd.testing.assert_frame_equal(again.table, study.table, rtol=1e-6)  # kept as float32
     assert (again.settings, again.provenance) == (study.settings, study.provenance)
-    assert "patching" in str(study) and "<script" not in study._repr_html_()
+    assert "patching" in str(study)
+    assert "<script" not in study._repr_html_()
 
 
 def _table_lines(page: str) -> list[tuple[int, str]]:
@@ -217,8 +224,10 @@ def test_positions_are_drawn_with_the_seed_and_the_last_is_kept() -> None:
 
     probs = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.05, 0.9, 0.9, 0.9, 0.9])
     chosen = choose_positions(probs, 3, 0.1, 3, seed=5)
-    assert chosen == choose_positions(probs, 3, 0.1, 3, seed=5) and len(chosen) == 3
-    assert chosen[-1] == 8 and set(chosen) <= {3, 5, 6, 7, 8}
+    assert chosen == choose_positions(probs, 3, 0.1, 3, seed=5)
+    assert len(chosen) == 3
+    assert chosen[-1] == 8
+    assert set(chosen) <= {3, 5, 6, 7, 8}
     assert len({choose_positions(probs, 3, 0.1, 3, seed=seed) for seed in range(20)}) > 1
     assert choose_positions(probs * 0, 3, 0.1, 3, seed=0) == ()
     unlikely_end = torch.cat([probs, torch.tensor([0.01])])
