@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from iglens_tl.companions import direct_logit_attribution, logit_lens
     from iglens_tl.comparison import LensComparison
     from iglens_tl.components import split
+    from iglens_tl.context import context_need
+    from iglens_tl.context_result import ContextNeed
     from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
@@ -37,6 +39,7 @@ __all__ = [
     "TOP",
     "AblationResult",
     "AnswerResult",
+    "ContextNeed",
     "DLAResult",
     "Diagnosis",
     "Finding",
@@ -57,6 +60,7 @@ __all__ = [
     "ablate_layers",
     "attribute_answer",
     "compare",
+    "context_need",
     "difference",
     "direct_logit_attribution",
     "doctor",
@@ -77,6 +81,7 @@ _HOMES = {
     "TOP": "targets",
     "AblationResult": "ablation_result",
     "AnswerResult": "answer_result",
+    "ContextNeed": "context_result",
     "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
     "Finding": "diagnosis",
@@ -96,6 +101,7 @@ _HOMES = {
     "ablate_layers": "ablation",
     "attribute_answer": "answers",
     "compare": "lineup",
+    "context_need": "context",
     "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",

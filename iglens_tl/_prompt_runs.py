@@ -14,8 +14,8 @@ from tqdm import tqdm
 from iglens_tl._checks import shorten
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._model.continuing import Tally
-from iglens_tl._model.host import Host, provenance
-from iglens_tl._model.tokens import prompts_of
+from iglens_tl._model.host import Host, host_of, is_cache, provenance
+from iglens_tl._model.tokens import Prompts, prompts_of
 from iglens_tl._trajectory import Trajectory, check_against_model
 from iglens_tl.reference import ReferenceUpdates, gather_updates
 
@@ -30,10 +30,17 @@ class PromptRead:
 
 @dataclass(frozen=True)
 class Reading:
-    """The metric and the probability of every row, `[row, tokens]`; the first row is the clean one."""
+    """What was read of every row.
+
+    Args:
+        value, prob: the metric and the probability, `[row, tokens]`; the first row is the clean one, the others are means
+            over their samples.
+        samples: the metric of every sample of the other rows, `[row - 1, sample, tokens]`.
+    """
 
     value: Tensor
     prob: Tensor
+    samples: Tensor
 
 
 def prompts_in(run: Trajectory) -> Iterator[PromptRead]:
@@ -53,15 +60,41 @@ def read_all(run: Trajectory, states: Sequence[Tensor], metric: str, n_samples: 
     if run.said is not None:
         check_against_model(replace(run, path=path), levels.at(slice(0, path.n_tokens)), run.said)
 
-    def averaged(name: str) -> Tensor:
+    def read(name: str) -> tuple[Tensor, Tensor]:
         rows = levels.value(name).reshape(len(states), -1)
-        return torch.cat([rows[:1], rows[1:].reshape(-1, n_samples, rows.shape[1]).mean(1)])
+        samples = rows[1:].reshape(-1, n_samples, rows.shape[1])
+        return torch.cat([rows[:1], samples.mean(1)]), samples
 
-    return Reading(averaged(metric), averaged("prob"))
+    value, samples = read(metric)
+    return Reading(value, read("prob")[0], samples)
+
+
+def host_to_run(model: Any, call: str) -> Host:
+    """The model of a call that must run it.
+
+    Raises:
+        TypeError: for a cache.
+    """
+    if is_cache(model):
+        raise TypeError(f"{call} runs the model, which a cache cannot: pass the model and the prompt.")
+    return host_of(model)
+
+
+def reference_prompts(host: Host, reference: Any, prepend_bos: bool | None) -> Prompts:
+    """Reference prompts; strings are tokenised as those of the call are."""
+    items: Sequence[Any] = reference if isinstance(reference, (list, tuple)) else [reference]
+    strings = all(isinstance(item, str) for item in items)
+    return prompts_of(host, reference, prepend_bos if strings else None)
 
 
 def reference_for(
-    host: Host, reference: Any, component: str, blocks: Sequence[int], seed: int, tally: Tally
+    host: Host,
+    reference: Any,
+    component: str,
+    blocks: Sequence[int],
+    seed: int,
+    tally: Tally,
+    prepend_bos: bool | None = None,
 ) -> ReferenceUpdates:
     """The reference as given, or gathered from the prompts given; it must be of this model and hold the component.
 
@@ -69,7 +102,7 @@ def reference_for(
         ValueError: where it is not, or does not.
     """
     if not isinstance(reference, ReferenceUpdates):
-        return gather_updates(host, prompts_of(host, reference), [component], 256, seed, tally)
+        return gather_updates(host, reference_prompts(host, reference, prepend_bos), [component], 256, seed, tally)
     own = provenance(host)
     differ = [key for key in ("model", "api", "n_layers") if reference.provenance.get(key) != own[key]]
     if differ:

@@ -60,8 +60,8 @@ from iglens_tl._checks import METRICS, memory_size, one_of, plain, shorten, whol
 from iglens_tl._interventions import MODES, REPLACEMENTS, Intervention, direct_states, entries_of, sites_of
 from iglens_tl._model.ablating import COMPONENTS, names_of, point_of, require_component
 from iglens_tl._model.continuing import Tally, continue_run, record_run
-from iglens_tl._model.host import Host, host_of, is_cache
-from iglens_tl._prompt_runs import Reading, progress_bar, prompts_in, read_all, reference_for
+from iglens_tl._model.host import Host
+from iglens_tl._prompt_runs import Reading, host_to_run, progress_bar, prompts_in, read_all, reference_for
 from iglens_tl._request import Request
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, trajectory
 from iglens_tl.ablation_result import AblationResult
@@ -110,7 +110,8 @@ def ablate_layers(
         scope: `"target"`: at the position that is read; `"all"`: at all positions.
         effect: `"total"`: the blocks above run on; `"direct"`: in the last state alone (scope "target").
         include_first: with scope "all", whether each prompt's first position is ablated too; None is yes.
-        reference: with "mean" and "resample": reference prompts (strings or ids), or a `ReferenceUpdates`.
+        reference: with "mean" and "resample": reference prompts (ids, or strings, tokenised as `prepend_bos` says), or a
+            `ReferenceUpdates`.
         n_samples: draws of "resample" or "placebo"; the metric is averaged over them.
         seed: of the draws. A prompt's draws depend on the seed and its own tokens, never on its batch.
         batch_size: ablated runs at a time; None for as many as hold 4,096 tokens.
@@ -136,7 +137,7 @@ def ablate_layers(
     one_of("metric", metric, tuple(METRICS))
     _refuse_contradictions(kind, reference)
     size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
-    host = _host(model)
+    host = host_to_run(model, "ablate_layers")
     chosen = _blocks(layers, host)
     require_component(host, kind.component, chosen)
     request = Request(
@@ -240,12 +241,6 @@ def _settings(
         else {"prompts": source.n_prompts, "positions": source.n_positions, "donors": len(source.places)},
         "prefix_reused": tally.enters if kind.effect == "total" else None,
     }
-
-
-def _host(model: Any) -> Host:
-    if is_cache(model):
-        raise TypeError("ablate_layers runs the model, which a cache cannot: pass the model and the prompt.")
-    return host_of(model)
 
 
 def _first(include_first: Any, scope: str) -> bool:

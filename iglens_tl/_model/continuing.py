@@ -146,6 +146,30 @@ def record_run(host: Host, tokens: Tensor, names: Sequence[str], tally: Tally) -
     return CleanRun(host, tokens[None].to(host.device), states, outputs, known)
 
 
+def same_arguments(left: CleanRun, right: CleanRun) -> bool:
+    """Whether the blocks of two runs were called with the same arguments beside the state, as far as both have positions.
+
+    Masks and positions are the same for any tokens; anything else comes from the tokens themselves.
+    """
+    pairs = zip(left.calls, right.calls, strict=False)
+    return all(_same((a.args, dict(a.kwargs)), (b.args, dict(b.kwargs))) for a, b in pairs)
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        common = tuple(slice(0, min(a, b)) for a, b in zip(left.shape, right.shape, strict=False))
+        return left.ndim == right.ndim and bool((left[common] == right[common]).all())
+    if isinstance(left, dict) and isinstance(right, dict):
+        mine: dict[str, Any] = left
+        theirs: dict[str, Any] = right
+        return mine.keys() == theirs.keys() and all(_same(mine[name], theirs[name]) for name in mine)
+    if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)):
+        own: Any = left
+        other: Any = right
+        return len(own) == len(other) and all(_same(a, b) for a, b in zip(own, other, strict=True))
+    return type(left) is type(right)
+
+
 def _point_of_state(layer: int) -> str:
     """Where a state is taken and put in: as it leaves the block before, so that hooks on the next block's input act on it."""
     return "blocks.0.hook_resid_pre" if layer == 0 else f"blocks.{layer - 1}.hook_resid_post"
