@@ -7,6 +7,8 @@ position lowers the metric by `<d metric / d h_{l+1}, u_l>` there.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -29,9 +31,13 @@ def slopes_of_states(
     full = FromFirstState(host, [2 * (layer + 1) for layer in range(host.n_layers)], metric)
     kept: list[Tensor] = []
     for tap in full.taps:
-        tap.register_forward_hook(lambda _module, _inputs, output: kept.append(output))
+        tap.register_forward_hook(partial(_keep, kept))
     with torch.enable_grad():
         start = first.detach().clone().requires_grad_()
         value = full(start, tokens, torch.tensor([place]), None, *groups)
         slopes = torch.autograd.grad(value.sum(), kept)
     return torch.stack([slope[0].detach().float().cpu() for slope in slopes])
+
+
+def _keep(kept: list[Tensor], module: Any, inputs: Any, output: Tensor) -> None:  # noqa: ARG001 -- called by PyTorch
+    kept.append(output)

@@ -53,22 +53,19 @@ VARIANTS = (
 OUTCOMES = {
     "skip, target": "drop_skip_target",
     "skip, all": "drop_skip_all",
-    "skip, all with first": "drop_skip_all_first",
     "mean, target": "drop_mean_target",
     "mean, all": "drop_mean_all",
     "resample, target": "drop_resample_target",
     "resample, all": "drop_resample_all",
     "placebo, target": "drop_placebo_target",
     "placebo, all": "drop_placebo_all",
-    "attention zeroed": "drop_attn",
-    "MLP zeroed": "drop_mlp",
     "direct skip": "direct_skip",
     "direct mean": "direct_mean",
-    "direct resample": "direct_resample",
     "gain of transplant": "gain_transplant",
     "gain of attention cut": "gain_cut",
 }
 PRIMARY = "skip, target"
+TOTAL = tuple(name for name, column in OUTCOMES.items() if column.startswith("drop_"))
 
 DEPTHS = {
     **{f"onset {rule}": f"onset_{rule}" for rule in RULES},
@@ -79,7 +76,7 @@ DEPTHS = {
     "half of update norm": "half_update_norm",
 }
 CAUSAL_DEPTHS = {
-    **{f"largest drop, {name}": name for name in list(OUTCOMES)[:9]},
+    **{f"largest drop, {name}": name for name in TOTAL},
     "causal layer, transplant": "kept_transplant",
     "causal layer, attention cut": "kept_cut",
 }
@@ -124,7 +121,7 @@ class Measurements:
     @classmethod
     def of(cls, table: pandas.DataFrame, seed: int = 0) -> Measurements:
         n = int(table["block"].max()) + 1 if len(table) else 1
-        pairs = table[table["block"] == 0].reset_index(drop=True)
+        pairs: Any = table[table["block"] == 0].reset_index(drop=True)
         numbers = [name for name in table.columns if table[name].dtype.kind == "f"]
         return cls(pairs, {name: table[name].to_numpy().reshape(len(pairs), n) for name in numbers}, seed)
 
@@ -139,7 +136,8 @@ class Measurements:
     def where(self, kept: NDArray[np.bool_]) -> Measurements:
         """Some of the pairs."""
         columns = {name: column[kept] for name, column in self.columns.items()}
-        return Measurements(self.pairs[kept].reset_index(drop=True), columns, self.seed)
+        pairs: Any = self.pairs[kept].reset_index(drop=True)
+        return Measurements(pairs, columns, self.seed)
 
     def score(self, name: str) -> Numbers:
         """A predictor's score of every block."""
@@ -166,7 +164,7 @@ class Measurements:
 
     @property
     def monotone(self) -> NDArray[np.bool_]:
-        return (self.columns["credit"] >= MONOTONE).all(1)
+        return np.asarray((self.columns["credit"] >= MONOTONE).all(1))
 
 
 def suffix_start(enough: NDArray[np.bool_]) -> Numbers:
@@ -176,10 +174,10 @@ def suffix_start(enough: NDArray[np.bool_]) -> Numbers:
     return np.where(length > 0, n_states - length, np.nan)
 
 
-def _derived(m: Measurements) -> dict[str, Callable[[], Numbers]]:
+def _derived(m: Measurements) -> dict[str, Callable[[], NDArray[Any]]]:
     blocks, shape = np.arange(m.n_blocks), (len(m.pairs), m.n_blocks)
 
-    def near(depth: Numbers) -> Numbers:
+    def near(depth: Numbers) -> NDArray[Any]:
         return -np.abs(blocks - (depth[:, None] - 1))
 
     def random() -> Numbers:
@@ -323,7 +321,7 @@ def variants(m: Measurements, first: int = 0, n_resamples: int = 1999) -> pandas
     even = m.prompts % 2 == 0
     tune, report = m.where(even), m.where(~even)
     rows: list[dict[str, Any]] = []
-    for outcome in list(OUTCOMES)[:7]:
+    for outcome in TOTAL[:6]:
         tuned = {name: _mean_rho(tune, name, outcome, first) for name in VARIANTS}
         best = max(tuned, key=lambda name: np.nan_to_num(tuned[name], nan=-2.0))
         effect = report.effect(outcome)[:, first:]

@@ -23,7 +23,9 @@ _RULE = {
     "nothing of the credit predicts it at least as well.",
     "mixed": "**Mixed**: the credit is not beaten outright by a control, nor does it beat all of them with and without block 0.",
 }
-_BY_RULE = "By the rule that `PLAN.md` fixed before the numbers (point 6 of its analysis); the tables that it rests on follow."
+_BY_RULE = (
+    "By the rule that `PLAN.md` fixed before the numbers (point 6 of its analysis); the tables that it rests on follow."
+)
 _PRIMARY = """## Primary test: the credit less each rival
 
 Outcome: total effect of removing a block's update at the read position (`{outcome}`). Positive: the credit predicts better.
@@ -73,7 +75,10 @@ def page(
         f"## Verdict\n\n{_RULE[analysis.verdict(primary)]}\n\n{_BY_RULE}",
         "## Where removal hurts most\n\n" + _markdown(_percent(analysis.where_it_hurts(m, list(analysis.OUTCOMES)))),
         _PRIMARY.format(outcome=analysis.PRIMARY, n=len(primary)) + _markdown(_differences(primary)),
-        *(f"## Every predictor on the primary outcome, {title}\n\n" + _agreement(m, first, n) for first, title in _BLOCKS),
+        *(
+            f"## Every predictor on the primary outcome, {title}\n\n" + _agreement(m, first, n)
+            for first, title in _BLOCKS
+        ),
         _OVERVIEW + _overview(m),
         "## Strata, primary outcome\n\n" + _strata(m, n),
         _DEPTHS + _depths(m, n),
@@ -139,7 +144,7 @@ def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _records(table: pandas.DataFrame) -> list[dict[str, Any]]:
+def _records(table: Any) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 

@@ -56,7 +56,9 @@ def hits(scores: Numbers, effects: Numbers, k: int = 1) -> Numbers:
     return np.where(finite, hit.astype(float), np.nan)
 
 
-def mean_interval(values: Numbers, prompts: Sequence[Any] | NDArray[Any], n_resamples: int = N_RESAMPLES, seed: int = 0) -> Interval:
+def mean_interval(
+    values: Numbers, prompts: Sequence[Any] | NDArray[Any], n_resamples: int = N_RESAMPLES, seed: int = 0
+) -> Interval:
     """The mean of `values` [pair] over the pairs that have one, with prompts as the unit of resampling."""
     kept = np.isfinite(values)
     if not kept.any():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Float
@@ -21,7 +22,7 @@ from iglens_tl import _ladder
 from iglens_tl._checks import METRICS
 from iglens_tl._display import credit, level
 from iglens_tl._layout import Column, Token, shown_tokens
-from iglens_tl._tables import frame_of, repeated
+from iglens_tl._tables import TextStream, csv_text, frame_of, repeated, write_text
 from iglens_tl._tokens_asked import TokensAsked
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class AblationResult(TokensAsked):
         for name in ("component", "mode", "scope", "effect", "metric", "unit"):
             columns[name] = repeated(getattr(self, name), n)
         return frame_of(columns)
+
+    def to_csv(self, path: str | Path | TextStream, *, spreadsheet_safe: bool = True) -> None:
+        """Write the long table as CSV, as `IGLensResult.to_csv` does."""
+        write_text(csv_text(self.to_dataframe(), spreadsheet_safe), path)
 
     def to_text(self, width: int | None = None, max_rows: int = 40) -> str:
         """A table for each token, the rows of the largest |drop|, and what a drop means.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from iglens_tl._checks import METRICS, fraction, one_of
 from iglens_tl._display import level
 from iglens_tl._layout import Column, Token, shown_tokens
 from iglens_tl._onset import TINY
-from iglens_tl._tables import frame_of, repeated
+from iglens_tl._tables import TextStream, csv_text, frame_of, repeated, write_text
 from iglens_tl._tokens_asked import TokensAsked
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ class ContextNeed(TokensAsked):
 
     def _computed(self) -> list[str]:
         return [name for name in CURVES if getattr(self, name) is not None]
+
+    def to_csv(self, path: str | Path | TextStream, *, spreadsheet_safe: bool = True) -> None:
+        """Write the long table as CSV, as `IGLensResult.to_csv` does."""
+        write_text(csv_text(self.to_dataframe(), spreadsheet_safe), path)
 
     def to_text(self, width: int | None = None, max_rows: int = 40) -> str:
         """A table for each token, a row a state, and what the curves mean.

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from iglens_tl._checks import fraction, whole_number
@@ -61,9 +62,10 @@ def onset_study(
     min_prob: float = 0.1,
     min_position: int = 3,
     n_samples: int = 1,
-    n_foreign: int = 3,
+    n_foreign: int = 2,
     straight: bool = True,
     prepend_bos: bool | None = None,
+    share: tuple[int, int] = (1, 1),
     seed: int = 0,
     progress: bool | None = None,
 ) -> OnsetStudy:
@@ -83,6 +85,7 @@ def onset_study(
         n_foreign: foreign contexts of `context_need`.
         straight: also straight-path credits and gradient times update (seconds a pair for a large vocabulary).
         prepend_bos: as in `ig_lens`.
+        share: `(1, 2)` and `(2, 2)` for two processes that work in one folder, each on half of the prompts.
         seed: of every draw.
         progress: a progress bar; None shows one in a terminal.
 
@@ -108,12 +111,14 @@ def onset_study(
         "seed": whole_number("seed", seed, 0),
     }
     folder = StudyFolder.open(out, settings, provenance(host), [chosen, references])
-    left = [prompt for prompt in chosen if not folder.has(prompt.index)]
+    place, n_shares = (whole_number("share", part, 1) for part in share)
+    own = [prompt for prompt in chosen if prompt.index % n_shares == place % n_shares]
+    left = [prompt for prompt in own if not folder.has(prompt.index)]
     if left:
         contexts = [prompts_of(host, prompt.text, prepend_bos).tokens for prompt in references]
         replacements = _replacements(host, contexts, n_samples, n_foreign, seed)
         hidden = None if progress is None else not progress
-        for prompt in tqdm(left, desc="prompts", total=len(chosen), initial=len(chosen) - len(left), disable=hidden):
+        for prompt in tqdm(left, desc="prompts", total=len(own), initial=len(own) - len(left), disable=hidden):
             folder.write(prompt.index, _rows_of(host, prompt, replacements, settings))
     return OnsetStudy.load(out)
 
@@ -149,27 +154,33 @@ def _rows_of(host: Host, prompt: StudyPrompt, replacements: Replacements, settin
         settings["min_position"],
         seed_of(settings["seed"], prompt.text),
     )
+    if not at:
+        return {}
+    start = time.perf_counter()
+    targets = [int(tops[place]) for place in at]
+    measured = effects(host, tokens[:, : at[-1] + 1], at, targets, replacements, settings["seed"])
+    shared = (time.perf_counter() - start) / len(at)
     pairs = [
-        _pair(host, prompt, tokens[:, : place + 1], int(tops[place]), float(probs[place]), replacements, settings)
-        for place in at
+        _pair(host, prompt, tokens[:, : place + 1], target, float(probs[place]), found, shared, settings)
+        for place, target, found in zip(at, targets, measured, strict=True)
     ]
-    return {name: np.concatenate([pair[name] for pair in pairs]) for name in (pairs[0] if pairs else {})}
+    return {name: np.concatenate([pair[name] for pair in pairs]) for name in pairs[0]}
 
 
 def _pair(
     host: Host,
     prompt: StudyPrompt,
-    tokens: Any,
+    tokens: Tensor,
     target: int,
     prob: float,
-    replacements: Replacements,
+    measured: tuple[dict[str, Any], dict[str, float]],
+    seconds: float,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
+    """The columns of one position: what is known of it once, repeated, beside what is known of each block."""
     start = time.perf_counter()
-    reading = read(host, tokens, target)
-    scores, depths = predictors(reading, settings["straight"])
-    measured, cost = effects(reading, replacements, settings["seed"])
-    word = token_text(host, target)
+    scores, depths = predictors(read(host, tokens, target), settings["straight"])
+    word, (columns, kept) = token_text(host, target), measured
     once = {
         "prompt_index": prompt.index,
         "prompt_id": prompt.id,
@@ -182,13 +193,9 @@ def _pair(
         "word_kind": kind_of_word(word),
         "prob": prob,
         **depths,
-        **cost,
-        "seconds": time.perf_counter() - start,
+        **kept,
+        "seconds": seconds + time.perf_counter() - start,
     }
     n = host.n_layers
-    return {
-        "block": np.arange(n),
-        **{name: np.repeat(np.array([value]), n) for name, value in once.items()},
-        **scores,
-        **measured,
-    }
+    every = {name: np.repeat(np.array([value]), n) for name, value in once.items()}
+    return {"block": np.arange(n), **every, **scores, **columns}

@@ -29,8 +29,8 @@ class OnsetStudy:
     Attributes:
         table: the long table, one row a pair and block. Columns: `prompt_index`, `prompt_id`, `kind`, `prompt`, `position`,
             `token`, `target`, `target_id`, `word_kind`, `prob`, `block`; scores of the block (`credit`, `credit_log_prob`,
-            `straight`, `dla`, `patching`, ...); effects (`drop_<mode>_<scope>`, `direct_<mode>`, `drop_attn`, `drop_mlp`: drops
-            of the probability; `kept_transplant`, `kept_cut`: the probability kept when context is taken away from the next
+            `straight`, `dla`, `patching`, ...); effects (`drop_<mode>_<scope>`, `direct_<mode>`: drops of
+            the probability; `kept_transplant`, `kept_cut`: the probability kept when context is taken away from the next
             block on); depths of the pair (`onset_<rule>`, `lens_first_top`, ...: hidden states); `forwards`,
             `block_evaluations`, `seconds`: its cost.
         settings: the call, in JSON values.

@@ -10,8 +10,8 @@ import pandas as pd
 N_BLOCKS = 6
 EFFECTS = [
     *(f"drop_{mode}_{scope}" for mode in ("skip", "mean", "resample", "placebo") for scope in ("target", "all")),
-    *(f"direct_{mode}" for mode in ("skip", "mean", "resample", "placebo")),
-    "drop_skip_all_first", "drop_attn", "drop_mlp", "kept_transplant", "kept_cut",
+    *(f"direct_{mode}" for mode in ("skip", "mean")),
+    "kept_transplant", "kept_cut",
 ]  # fmt: skip
 SCORES = (
     "credit", "credit_log_prob", "credit_log_odds", "credit_zero", "credit_mean", "credit_attn", "credit_mlp", "straight",

@@ -100,6 +100,7 @@ LEVELS = {
     "_commands.attribute": 64,
     "_commands.doctor": 64,
     "_commands.compare": 64,
+    "_commands.ablate": 64,
     "_commands.answer": 64,
     "_commands.split": 64,
     "_commands.study": 64,

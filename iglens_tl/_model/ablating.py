@@ -38,16 +38,14 @@ def lacking(host: Host, component: str, layers: Sequence[int]) -> list[int]:
     """The blocks that do not expose the component."""
     if component == "block":
         return []
-    known, points = set(host.model.hook_dict), sublayer_points(host)
-    if component == "mlp" and "hook_mlp_out" not in points:
-        return list(layers)
-    needed = [_POINTS[component], *(["hook_attn_out"] if component == "head" else [])]
-    return [
-        layer
-        for layer in layers
-        if any(f"blocks.{layer}.{name}" not in known for name in needed)
-        or (component == "head" and _w_o(host, layer) is None)
-    ]
+    return [layer for layer in layers if not _exposes(host, component, layer)]
+
+
+def _exposes(host: Host, component: str, layer: int) -> bool:
+    if component == "mlp":
+        return "hook_mlp_out" in sublayer_points(host, layer) and f"blocks.{layer}.hook_mlp_out" in host.hook_names
+    known = all(name in host.hook_names for name in names_of(component, [layer]))
+    return known and (component != "head" or _w_o(host, layer) is not None)
 
 
 def require_component(host: Host, component: str, layers: Sequence[int]) -> None:
