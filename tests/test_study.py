@@ -40,11 +40,11 @@ def same(a: OnsetStudy, b: OnsetStudy) -> None:
 
 
 def test_twenty_pairs_one_row_a_block(study) -> None:
-    assert (study.n_pairs, study.n_prompts) == (20, 7) or study.n_pairs == 21
     assert study.n_pairs >= 20
     assert len(study.table) == study.n_pairs * N_LAYERS
     assert study.table["block"].tolist() == list(range(N_LAYERS)) * study.n_pairs
-    assert (study.table["prob"] >= 0.02).all() and (study.table["position"] >= 3).all()
+    assert (study.table["prob"] >= 0.02).all()
+    assert (study.table["position"] >= 3).all()
     assert set(study.table["kind"]) == {"even", "odd"}
     numbers = study.table.select_dtypes("float64")
     depths = [name for name in numbers if name.startswith(("onset_", "lens_"))]  # a token may have no onset
@@ -96,11 +96,6 @@ def test_scores_are_what_they_are_called(kind, tmp_path) -> None:
     elsewhere, _ = predictors(read(host_of(model), tokens, other), straight=False)
     assert scores["dla"] - elsewhere["dla"] == pytest.approx(scores["dla_centred"] - elsewhere["dla_centred"], abs=1e-5)
     assert not np.allclose(scores["dla"], scores["dla_centred"], atol=1e-3)
-
-
-def _embedding_share(model, tokens, target) -> float:
-    """Along the straight path from the embedding nothing is the embedding's own."""
-    return 0.0
 
 
 @each_kind
@@ -174,13 +169,13 @@ def test_another_study_in_the_same_folder_is_refused(model, tmp_path) -> None:
     out = tmp_path / "study"
     onset_study(model, PROMPTS[:1], out=out, **SETTINGS)
     for changed, words_ in (
-        ({"seed": 1}, "settings.seed: there 0, asked for 1"),
-        ({"n_foreign": 1}, "settings.n_foreign"),
-        ({"reference": REFERENCE[:-1]}, "prompts.reference"),
+        ({"seed": 1}, "there 0, asked for 1"),
+        ({"n_foreign": 1}, "n_foreign"),
+        ({"reference": REFERENCE[:-1]}, "reference: there"),
     ):
         with pytest.raises(ValueError, match=words_):
             onset_study(model, PROMPTS[:1], out=out, **{**SETTINGS, **changed})
-    with pytest.raises(ValueError, match="prompts.studied"):
+    with pytest.raises(ValueError, match="studied: there"):
         onset_study(model, PROMPTS[:2], out=out, **SETTINGS)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
