@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
+    from iglens_tl.report import report_html, write_report
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
     from iglens_tl.targets import NEXT, TOP, TokenSet
@@ -56,7 +57,9 @@ __all__ = [
     "layer_conductance",
     "layer_integrated_gradients",
     "logit_lens",
+    "report_html",
     "split",
+    "write_report",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -89,7 +92,9 @@ _HOMES = {
     "layer_conductance": "layer_paths",
     "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
+    "report_html": "report",
     "split": "components",
+    "write_report": "report",
 }
 
 
