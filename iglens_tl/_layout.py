@@ -36,12 +36,13 @@ class Group(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table; `numbers` are the credits behind the cells, for a bar."""
+    """A column of a table; `numbers` are what a bar shows, on a `scale` of its own or on that of the whole table."""
 
     title: str
     cells: Sequence[str]
     right: bool = True
     numbers: Sequence[float] | None = None
+    scale: float | None = None
 
 
 def grouped(labels: Sequence[str], count: int) -> list[Group]:

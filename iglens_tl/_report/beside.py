@@ -119,9 +119,7 @@ def _same_labels(name: str, companion: Companion, came: Sequence[str], wanted: S
         )
 
 
-def _compared(
-    result: IGLensResult, companion: LensComparison, places: tuple[Tensor, Tensor]
-) -> Iterable[MethodColumn]:
+def _compared(result: IGLensResult, companion: LensComparison, places: tuple[Tensor, Tensor]) -> Iterable[MethodColumn]:
     """The columns that the credits and levels of the result do not already show."""
     shown = {"ig_lens", "logit_lens"} if companion.settings.get("metric") == result.metric else set[str]()
     take = _taker(places)
@@ -148,7 +146,7 @@ def _dla(result: IGLensResult, companion: DLAResult, places: tuple[Tensor, Tenso
     missing = [label for label in result.segment_labels if label not in labels]
     if missing:
         raise ValueError(
-            f"the DLAResult (unit {companion.unit!r}) has no part for the segments {shorten(missing, 4)}: use unit=\"block\" "
+            f'the DLAResult (unit {companion.unit!r}) has no part for the segments {shorten(missing, 4)}: use unit="block" '
             'for whole blocks, unit="sublayer" with incl_mid=True, or compare(), which has a share for every segment.'
         )
     inside = [labels.index(label) for label in result.segment_labels]

@@ -21,7 +21,7 @@ def look(result: IGLensResult) -> dict[str, Any]:
         ImportError: where Plotly is not installed.
     """
     batch, pos = shown_tokens(result)[0]
-    drawn = json.loads(waterfall(result, batch, pos, onset_rule=None).to_json())
+    drawn = json.loads(str(waterfall(result, batch, pos, onset_rule=None).to_json()))
     trace, layout = drawn["data"][0], drawn["layout"]
     for name in _OWN:
         trace.pop(name)

@@ -73,6 +73,8 @@
 
   // --- the strip ------------------------------------------------------------------------------------------------
 
+  const isDark = () => document.documentElement.dataset.theme === "dark";
+
   function range(ends) {
     const found = ends.filter((end) => end >= 0);
     return [Math.min(...found), Math.max(...found)];
@@ -85,7 +87,7 @@
   function paint(node, end, span) {
     const share = end < 0 ? 0 : depth(end, span);
     node.style.setProperty("--depth", `${share.toFixed(1)}%`);
-    node.classList.toggle("deep", share > 52);
+    node.classList.toggle("deep", share > (isDark() ? 45 : 78)); // where the other text colour has the better contrast
     node.classList.toggle("none", end < 0);
   }
 
@@ -123,7 +125,7 @@
   function legendColumn(name, count, end, most, span, labelled) {
     const bar = element("i", { style: `height:${(100 * count) / most}%` });
     paint(bar, end, span);
-    const column = element("div", {}, element("div", {}, bar), element("span", {}, labelled ? name : ""));
+    const column = element("div", {}, element("div", {}, ...(count ? [bar] : [])), element("span", {}, labelled ? name : ""));
     if (count) column.title = `${name}: ${count}`;
     return column;
   }
@@ -250,7 +252,7 @@
     }
     const last = level.length - 1;
     const missing = level[last] - level[0] - sum;
-    if (Math.abs(missing) > 1e-9 * Math.max(...level.map(Math.abs))) {
+    if (Math.abs(missing) > 1e-6 * Math.max(...level.map(Math.abs))) {
       const hover = `error of the estimator ${precise(missing)} ${unit}`;
       rows.push({ label: "gap", amount: missing, measure: "relative", text: signed(missing), hover });
     }
@@ -258,11 +260,15 @@
     return rows;
   }
 
-  function extent(rows) {
+  // From the lowest end of a bar to the highest and to zero, and as much more as the numbers beside the bars take.
+  function extent(rows, width) {
     const ends = [0];
     for (const { amount } of rows.slice(0, -1)) ends.push(ends[ends.length - 1] + amount);
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
-    const room = 0.24 * (high - low || 1);
+    const longest = (texts) => Math.max(...texts.map((text) => text.length));
+    const plot = width - 40 - 8 * longest(rows.map(({ label }) => label));
+    const share = Math.min(0.3, (8 + 6.8 * longest(rows.map(({ text }) => text))) / plot);
+    const room = ((high - low || 1) * share) / (1 - 2 * share);
     const losses = ends.slice(1).filter((_, place) => rows[place].amount < 0);
     return [Math.min(low, ...losses.map((end) => end - room)), high + room];
   }
@@ -278,7 +284,7 @@
   function drawWaterfall(who) {
     const rows = waterfallRows(who);
     const end = rules[chosen.rule].ends(chosen.token)[0];
-    const onset = end === 0 ? 0 : rows.findIndex(({ start, stop }) => start < end && end <= stop);
+    const onset = end === 0 ? 0 : rows.findIndex(({ start, stop }) => start < end && end <= stop); // -1: none
     const figure = structuredClone(data.figure);
     Object.assign(figure.trace, {
       x: rows.map(({ amount }) => amount),
@@ -288,14 +294,14 @@
       hovertext: rows.map(({ hover }) => hover),
     });
     const { layout } = figure;
-    Object.assign(layout.xaxis, { range: extent(rows), exponentformat: "power" });
+    Object.assign(layout.xaxis, { range: extent(rows, byId("waterfall").clientWidth), exponentformat: "power" });
     Object.assign(layout.yaxis, {
       tickvals: figure.trace.y,
-      ticktext: rows.map(({ label }) => escaped(label)),
+      ticktext: rows.map(({ label }, place) => (place === onset ? `<b>\u25b8 ${escaped(label)}</b>` : escaped(label))),
       range: [-0.6, rows.length - 0.4],
     });
     layout.height = 24 * rows.length + 100;
-    layout.shapes = end < 0 || onset < 0 ? [] : [{ ...data.figure.shade, y0: onset - 0.5, y1: onset + 0.5 }];
+    layout.shapes = onset < 0 ? [] : [{ ...data.figure.shade, y0: onset - 0.5, y1: onset + 0.5 }];
     inTheme(figure);
     const node = byId("waterfall");
     node.setAttribute("aria-label", `waterfall of ${who.target}: ${who.value}`);
@@ -353,17 +359,18 @@
       return element("tr", place === end ? { class: "onset" } : {}, ...cells);
     });
     const right = { class: "number" };
-    const wide = { class: "wide", colspan: 2 };
+    const barred = (name, unit) => [head(name, unit, right), element("td", {})];
     const titles = [
       head("segment", ""),
-      head("credit", data.unit, wide),
+      ...barred("credit", data.unit),
       head("level", data.unit, right),
-      ...methods.map(({ name, unit }) => head(name, unit, wide)),
+      ...methods.flatMap(({ name, unit }) => barred(name, unit)),
     ];
     if (lens) {
       if (lens.prob) titles.push(head("prob", "logit lens", right));
       titles.push(head("rank", "", right), head("most probable tokens", "logit lens"));
     }
+    byId("layers").classList.toggle("full", lens !== null);
     byId("layers").replaceChildren(
       element("thead", {}, element("tr", {}, ...titles)),
       element("tbody", {}, ...body),
@@ -420,12 +427,14 @@
 
   function setTheme(dark) {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
+    colour();
     soon();
   }
 
   const prefersDark = matchMedia("(prefers-color-scheme: dark)");
   prefersDark.addEventListener("change", (event) => setTheme(event.matches));
-  byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+  byId("theme").addEventListener("click", () => setTheme(!isDark()));
+  addEventListener("resize", soon);
   for (const strip of document.querySelectorAll(".strip")) {
     strip.addEventListener("keydown", onKey);
     strip.addEventListener("click", (event) => {
@@ -434,7 +443,6 @@
     });
   }
   addRules();
-  colour();
-  document.documentElement.dataset.theme = prefersDark.matches ? "dark" : "light";
+  setTheme(prefersDark.matches);
   choose(chosen.token, false);
 })();

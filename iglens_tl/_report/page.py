@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from iglens_tl._display import head
-from iglens_tl._layout import quantity, reading, shown_tokens
+from iglens_tl._layout import quantity, reading
 from iglens_tl._report.beside import Beside
 from iglens_tl._report.payload import json_for_script, payload
 from iglens_tl._report.strip import prompts, strip_html
@@ -76,12 +76,16 @@ def _strips(result: IGLensResult) -> tuple[str, bool]:
 
 
 def _facts(result: IGLensResult) -> str:
-    n = len(shown_tokens(result))
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}{'' if number == 1 else 's'}"
+
+    path = f"{count(result.n_segments, 'segment')} from {result.state_labels[0]} to {result.state_labels[-1]}"
+    baseline = [f"baseline {result.settings['baseline']}"] if "baseline" in result.settings else []
     facts = [
-        f"{n} token{'' if n == 1 else 's'}",
-        f"{result.n_segments} segment{'' if result.n_segments == 1 else 's'} from {result.state_labels[0]} to {result.state_labels[-1]}",
+        count(int(result.mask.sum()), "token"),
+        path,
         f"{result.metric} [{result.unit}]",
-        *([f"baseline {result.settings['baseline']}"] if "baseline" in result.settings else []),
+        *baseline,
         f"estimator {result.estimator}",
     ]
     return " · ".join(facts)

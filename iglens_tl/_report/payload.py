@@ -83,7 +83,11 @@ def json_for_script(value: Mapping[str, Any]) -> str:
 
 def _token(result: IGLensResult, token: Token) -> dict[str, Any]:
     """Who a token is, in words, as printed results put it."""
-    less = "" if result.incorrect_strings is None else f" − {quoted(result.incorrect_strings[token[0]][token[1]])}"
+    less = (
+        ""
+        if result.incorrect_strings is None
+        else f" \N{MINUS SIGN} {quoted(result.incorrect_strings[token[0]][token[1]])}"
+    )
     many = f"prompt {token[0]}, " if result.mask.shape[0] > 1 else ""
     return {
         "target": quoted(result.target_strings[token[0]][token[1]]) + less,

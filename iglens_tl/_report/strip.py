@@ -69,7 +69,7 @@ def _button(result: IGLensResult, entry: int, token: Token, texts: Sequence[str]
 
 def _target(result: IGLensResult, token: Token) -> str:
     row, column = token
-    less = "" if result.incorrect_strings is None else f" − {result.incorrect_strings[row][column]}"
+    less = "" if result.incorrect_strings is None else f" \N{MINUS SIGN} {result.incorrect_strings[row][column]}"
     return result.target_strings[row][column] + less
 
 
@@ -112,11 +112,16 @@ def strip_html(pieces: Sequence[Piece], label: str) -> str:
 
 
 def _piece_html(piece: Piece) -> str:
-    text = markup.escape(visible(piece.text))
     if piece.entry is None:
-        text = text.replace("↵", "↵\n")
-        return f'<span class="context">{text}</span>'
-    shown = text if text.strip() else f'<span class="blank">{text.replace(" ", "␣") or "∅"}</span>'
-    beneath = f'<span class="target">→ {markup.escape(visible(piece.target))}</span>' if piece.target else ""
-    button = f'<button type="button" class="token" data-entry="{piece.entry}" tabindex="-1">{shown}{beneath}</button>'
+        lines = [markup.escape(visible(line)) for line in piece.text.split("\n")]
+        return '<span class="context">' + "↵\n".join(lines) + "</span>"
+    beneath = f'<span class="target">→ {_shown(piece.target)}</span>' if piece.target else ""
+    attributes = f'type="button" class="token" data-entry="{piece.entry}" tabindex="-1" aria-pressed="false"'
+    button = f"<button {attributes}>{_shown(piece.text)}{beneath}</button>"
     return button + ("\n" if "\n" in piece.text and not piece.target else "")
+
+
+def _shown(text: str) -> str:
+    """A token's text, escaped; one of spaces alone, or of nothing, has a sign for it."""
+    blank = text.replace(" ", "␣") or "∅"
+    return markup.escape(visible(text)) if text.strip(" ") else f'<span class="blank">{blank}</span>'
