@@ -65,7 +65,7 @@ def grouped_by_mass(result: ResultFields, tokens: Sequence[Token], count: int) -
     `count`. A larger `count` only splits groups further.
     """
     rows, columns = (list(axis) for axis in zip(*tokens, strict=True))
-    size = result.attribution[:, rows, columns].abs()
+    size = result.attribution[:, rows, columns].abs().nan_to_num(posinf=0)
     share = (size / size.sum(0).clamp(min=TINY)).sum(1)
     mass = [0.0, *share.cumsum(0).tolist()]
     bounds = [0, result.n_segments]

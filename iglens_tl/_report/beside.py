@@ -86,6 +86,12 @@ def _places(result: IGLensResult, companion: Companion) -> tuple[Tensor, Tensor]
     there = {_key(companion, token): token for token in shown_tokens(companion)}
     wanted = {_key(result, token): token for token in shown_tokens(result)}
     kind = type(companion).__name__
+    strange = [row for row in {row for row, _ in wanted} if _differ(_prompt(result, row), _prompt(companion, row))]
+    if strange:
+        raise ValueError(
+            f"the {kind} must be about the prompts of the result, and has other tokens in prompt {shorten(strange)}: give both "
+            "calls the same input."
+        )
     missing = [f"prompt {row}, position {position}" for row, position in wanted.keys() - there.keys()]
     if missing:
         raise ValueError(
@@ -100,6 +106,17 @@ def _places(result: IGLensResult, companion: Companion) -> tuple[Tensor, Tensor]
         )
     rows, columns = zip(*(there[key] for key in wanted), strict=True)
     return torch.tensor(rows), torch.tensor(columns)
+
+
+def _prompt(tokens: IGLensResult | Companion, row: int) -> list[int] | None:
+    """The ids of a prompt without its padding; None where they are not known."""
+    if tokens.tokens is None or tokens.token_mask is None or row >= len(tokens.tokens):
+        return None
+    return tokens.tokens[row][tokens.token_mask[row]].tolist()
+
+
+def _differ(one: list[int] | None, other: list[int] | None) -> bool:
+    return one is not None and other is not None and one != other
 
 
 def _key(tokens: IGLensResult | Companion, token: tuple[int, int]) -> tuple[int, int]:

@@ -4,7 +4,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const byId = (id) => document.getElementById(id);
-  const KINDS = { f64: Float64Array, f32: Float32Array, i32: Int32Array };
+  const KINDS = { f64: Float64Array, f32: Float32Array, i32: Int32Array, u16: Uint16Array };
 
   // An array of the data as a function from a token to its slice.
   function decode(packed) {
@@ -263,7 +263,7 @@
   // From the lowest end of a bar to the highest and to zero, and as much more as the numbers beside the bars take.
   function extent(rows, width) {
     const ends = [0];
-    for (const { amount } of rows.slice(0, -1)) ends.push(ends[ends.length - 1] + amount);
+    for (const { amount } of rows.slice(0, -1)) ends.push(ends[ends.length - 1] + (Number.isFinite(amount) ? amount : 0));
     const [low, high] = [Math.min(...ends), Math.max(...ends)];
     const longest = (texts) => Math.max(...texts.map((text) => text.length));
     const plot = width - 40 - 8 * longest(rows.map(({ label }) => label));

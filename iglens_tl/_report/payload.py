@@ -1,6 +1,6 @@
 """The data of a page as JSON values: every number of a token in an array of its own, exactly, as base64.
 
-An array is `{"shape": [...], "f64": "..."}` (or "f32", "i32"): little-endian, the token first, so that the page reads one
+An array is `{"shape": [...], "f64": "..."}` (or "f32", "i32", "u16"): little-endian, the token first, so that the page reads one
 token's numbers as a slice. Numbers keep all their digits; of the most probable tokens, probabilities are in float32.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from iglens_tl._report.figure import look, rows
 from iglens_tl.companion_results import LogitLensResult
 from iglens_tl.results import IGLensResult
 
-_KINDS = {torch.float64: ("f64", "<f8"), torch.float32: ("f32", "<f4"), torch.int32: ("i32", "<i4")}
+_KINDS = {"f64": "<f8", "f32": "<f4", "i32": "<i4", "u16": "<u2"}
 
 
 def payload(result: IGLensResult, others: Beside) -> dict[str, Any]:
@@ -68,11 +69,10 @@ def payload(result: IGLensResult, others: Beside) -> dict[str, Any]:
     }
 
 
-def array(numbers: Tensor) -> dict[str, Any]:
+def array(numbers: Tensor, kind: str = "f64") -> dict[str, Any]:
     """A tensor for the page; see the module."""
-    name, kind = _KINDS[numbers.dtype]
-    data = np.ascontiguousarray(numbers.numpy().astype(kind, copy=False)).tobytes()
-    return {"shape": list(numbers.shape), name: base64.b64encode(data).decode("ascii")}
+    data = np.ascontiguousarray(numbers.numpy().astype(_KINDS[kind], copy=False)).tobytes()
+    return {"shape": list(numbers.shape), kind: base64.b64encode(data).decode("ascii")}
 
 
 def json_for_script(value: Mapping[str, Any]) -> str:
@@ -94,11 +94,16 @@ def _token(result: IGLensResult, token: Token) -> dict[str, Any]:
         "ids": [i for i in result.target_ids[token].tolist() if i >= 0],
         "where": many + where_read(result, token),
         "value": dict(token_headings(result, token))["value"],
-        "model": None if result.model_value is None else float(result.model_value[token]),
+        "model": _finite(None if result.model_value is None else float(result.model_value[token])),
         "batch": token[0],
         "position": int(result.positions[token]),
         **rows(result, token),
     }
+
+
+def _finite(number: float | None) -> float | None:
+    """A number that JSON has, or None."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _onsets(result: IGLensResult, places: tuple[Tensor, Tensor]) -> list[dict[str, Any]]:
@@ -118,7 +123,7 @@ def _onsets(result: IGLensResult, places: tuple[Tensor, Tensor]) -> list[dict[st
                 "known": rule in rules_of(result),
                 "words": onset_meaning(rule, DEFAULT_RULE[1]),
                 "labels": [labels[row][column] for row, column in shown_tokens(result)],
-                "ends": array(ends[places].to(torch.int32)),
+                "ends": array(ends[places], "i32"),
             }
         )
     return found
@@ -133,9 +138,9 @@ def _lens(result: IGLensResult, lens: LogitLensResult, places: tuple[Tensor, Ten
     ids, place = take(lens.top_ids).unique(return_inverse=True)
     return {
         "prob": None if result.metric == "prob" else array(take(lens.prob)),
-        "rank": array(take(lens.rank).to(torch.int32)),
-        "top": array(place.to(torch.int32)),
-        "top_probs": array(take(lens.top_probs).to(torch.float32)),
+        "rank": array(take(lens.rank), "i32"),
+        "top": array(place, "u16" if len(ids) < 1 << 16 else "i32"),
+        "top_probs": array(take(lens.top_probs), "f32"),
         "ids": ids.tolist(),
         "strings": [quoted(text) for text in _texts(lens, ids.tolist())],
     }
