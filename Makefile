@@ -8,7 +8,7 @@ ENV_3.9 := .venv
 ENV_2.18 := .venvs/tl-2.18
 ENV_4.3 := .venvs/tl-4.3
 
-.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 bench clean
+.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 bench pictures clean
 
 demo: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/iglens "$(QUESTION)"
@@ -59,6 +59,10 @@ $(ENV_4.3)/.ready: pyproject.toml constraints/tl-4.3.txt
 
 bench: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/python benchmarks/readout.py
+
+# The README's pictures, drawn by Chrome or Chromium.
+pictures: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/python docs/make_pictures.py
 
 clean:
 	rm -rf .venv .venvs .pytest_cache .ruff_cache .hypothesis build dist

@@ -18,7 +18,21 @@ What a figure does not say: a credit is no causal effect of a layer through the 
     plots.heatmap(result)    # tokens by layers
 """
 
+from iglens_tl.plots._comparison import LayerDrops, comparison
+from iglens_tl.plots._export import write_image
 from iglens_tl.plots._heatmap import heatmap
+from iglens_tl.plots._layers import gain_loss, trajectories
+from iglens_tl.plots._parts import heads, top_parts
 from iglens_tl.plots._waterfall import waterfall
 
-__all__ = ["heatmap", "waterfall"]
+__all__ = [
+    "LayerDrops",
+    "comparison",
+    "gain_loss",
+    "heads",
+    "heatmap",
+    "top_parts",
+    "trajectories",
+    "waterfall",
+    "write_image",
+]

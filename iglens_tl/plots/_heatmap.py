@@ -13,12 +13,12 @@ from iglens_tl._layout import Token
 from iglens_tl.companion_results import LogitLensResult
 from iglens_tl.plots import _style
 from iglens_tl.plots._words import (
+    in_title,
     labelled_by,
     of_row,
     path_title,
     quantity,
     short,
-    target_of,
     tick_texts,
     where,
 )
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 VALUES = ("credit", "level")
 _GAPS_TO = 48  # tokens: the most columns that stand apart
-_SIGN_FROM = 0.02  # of the scale: a smaller loss is as good as white, and has no sign to be read
 
 
 def heatmap(
@@ -60,7 +59,7 @@ def heatmap(
     tokens = of_row(result, batch)
     _check_top(result, top)
     credits, columns = value == "credit", [column for _, column in tokens]
-    numbers = (result.attribution if credits else result.values)[:, batch, columns]
+    numbers = (result.attribution if credits else result.values)[:, tokens[0][0], columns]
     labels = result.segment_labels if credits else result.state_labels
     trace = _style.graph_objects().Heatmap(
         z=numbers.numpy(),
@@ -68,7 +67,7 @@ def heatmap(
         y=[_style.escaped(label) for label in labels],
         **_scale(result, numbers, credits),
         **_hover(result, tokens, top, credits),
-        **_signs(numbers, credits),
+        **(_style.minus_signs(numbers) if credits or has_sign(result) else {}),
         xgap=1 if len(tokens) <= _GAPS_TO else 0,
         ygap=1 if len(tokens) <= _GAPS_TO else 0,
         colorbar=_style.colour_bar(value, result.unit),
@@ -91,7 +90,7 @@ _AXES = {"target": "target", "token": "token", "both": "token → target"}
 
 
 def _title(result: IGLensResult, tokens: Sequence[Token], value: str, by: str) -> str:
-    who = target_of(result, tokens[0]) if by == "token" else "each target"
+    who = in_title(result, tokens[0]) if by == "token" else "each target"
     return f"{value.capitalize()}s by layer: {quantity(result)} of {who}"
 
 
@@ -134,14 +133,14 @@ def _hover(result: IGLensResult, tokens: Sequence[Token], top: LogitLensResult |
     said: dict[str, Any] = {"customdata": torch.stack([levels, places], dim=-1).numpy()}
     if top is not None:
         said["hovertext"] = _tops(top, batch, columns, skipped)
-        lines.append("most probable: %{hovertext}")
+        lines.append("most probable after it:<br>%{hovertext}" if credits else "most probable:<br>%{hovertext}")
     return {**said, "hovertemplate": "<br>".join(lines) + "<extra></extra>"}
 
 
 def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int) -> list[list[str]]:
     return [
         [
-            ", ".join(
+            "<br>".join(
                 f"{_style.escaped(short(text))} {probability:.3f}"
                 for text, probability in zip(state[batch][column], rows[batch][column].tolist(), strict=True)
             )
@@ -161,15 +160,3 @@ def _check_top(result: IGLensResult, top: LogitLensResult | None) -> None:
             f"positions, layers, incl_mid and baseline (it has {len(top.state_labels)} states at positions "
             f"{list(top.positions.shape)}, the result {len(result.state_labels)} at {list(result.positions.shape)})."
         )
-
-
-def _signs(numbers: Tensor, credits: bool) -> dict[str, Any]:
-    """A minus sign in the cells of losses, as large as the cell: what a grey print has of the colour."""
-    if not credits:
-        return {}
-    losses = (numbers < -_SIGN_FROM * _style.extent(numbers)).tolist()
-    return {
-        "text": [[_style.MINUS if loss else "" for loss in row] for row in losses],
-        "texttemplate": "%{text}",
-        "textfont": {"size": 12},
-    }

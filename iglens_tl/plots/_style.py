@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from iglens_tl._display import cells
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 GAIN, LOSS, LOSS_EDGE, WHOLE = "#2166ac", "#fdb863", "#7f3b08", "#4d4d4d"
 INK, MUTED, SHADE = "#222222", "#595959", "#e8e8e8"
+HATCH = {"shape": "/", "fgcolor": LOSS_EDGE, "size": 5, "solidity": 0.15}
 MINUS = "\N{MINUS SIGN}"
 
 # Blue of ColorBrewer's RdBu and orange of its PuOr, step for step of one lightness: blind to neither red nor green.
@@ -39,7 +42,9 @@ LINES = (
     ("#7f7f7f", "dot", "star"),
 )
 
-_TITLE_WIDTH = 46  # characters of a title's line: what 400 px hold
+_SIGN_FROM = 0.02  # of a colour scale: a smaller loss is as good as white, and has no sign to be read
+_TEXT_ROOM = 0.2  # of an axis: what a number beside a bar takes in a figure of 400 px
+_TITLE_WIDTH, _NOTE_WIDTH = 44, 52  # characters of a line: what 400 px hold
 
 
 def graph_objects() -> Any:
@@ -61,14 +66,15 @@ def figure(traces: Sequence[Any], title: str, notes: Sequence[str], height: int)
 
 
 def dressed(
-    built: plotly.graph_objects.Figure, title: str, notes: Sequence[str], height: int
+    built: plotly.graph_objects.Figure, title: str, notes: Sequence[str], height: int, above: int = 0
 ) -> plotly.graph_objects.Figure:
-    """The figure with fonts, title and margins; `height` is that of the plot, to which title and margins are added.
+    """The figure with fonts, title and margins; `height` is that of the plot, to which title and margins are added, and
+    `above` the room for what a figure itself writes above its plot.
 
     `title` and `notes` are plain text: what Plotly would take for markup is escaped here.
     """
-    heading, lines = wrapped(title), [line for note in notes for line in wrapped(note)]
-    top = 16 + 20 * len(heading) + 16 * len(lines)
+    heading, lines = wrapped(title, _TITLE_WIDTH), [line for note in notes for line in wrapped(note, _NOTE_WIDTH)]
+    top = 16 + 20 * len(heading) + 16 * len(lines) + above
     small = f'<span style="font-size:12px;color:{MUTED}">{"<br>".join(map(escaped, lines))}</span>'
     words = "<br>".join([*(f"<b>{escaped(line)}</b>" for line in heading), *([small] if lines else [])])
     built.update_layout(
@@ -99,9 +105,9 @@ def dressed(
     return built
 
 
-def wrapped(text: str) -> list[str]:
-    """The text in lines that 400 px hold."""
-    return textwrap.wrap(text, _TITLE_WIDTH, break_long_words=True, drop_whitespace=True)
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of so many characters; a no-break space breaks no line."""
+    return textwrap.wrap(text, width, break_long_words=True)
 
 
 def escaped(text: str) -> str:
@@ -137,7 +143,7 @@ def plain(value: float) -> str:
     return f"{value:.{digits}f}".replace("-", MINUS)
 
 
-def extent(numbers: Any) -> float:
+def extent(numbers: Tensor) -> float:
     """The largest finite |number|: half the range of a scale that is symmetric about 0 (1 where all are 0)."""
     finite = numbers[numbers.isfinite()].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
@@ -147,7 +153,7 @@ def extent(numbers: Any) -> float:
 def colour_bar(title: str, unit: str) -> dict[str, Any]:
     """A slim colour bar with its unit."""
     return {
-        "title": {"text": f"{title} [{unit}]", "side": "right", "font": {"size": 12}},
+        "title": {"text": f" <br>{title} [{unit}]", "side": "right", "font": {"size": 12}},
         "thickness": 12,
         "outlinewidth": 0,
         "tickfont": {"size": 11},
@@ -174,3 +180,43 @@ def token_axis(built: plotly.graph_objects.Figure, places: Sequence[str], texts:
     )
     layout: Any = built.layout
     layout.height += 7 * max(map(cells, texts))
+
+
+def minus_signs(numbers: Tensor) -> dict[str, Any]:
+    """A minus sign in the cells of losses, as large as the cell: what a grey print has of the colour."""
+    losses = (numbers < -_SIGN_FROM * extent(numbers)).tolist()
+    text = [[MINUS if loss else "" for loss in row] for row in losses]
+    return {"text": text, "texttemplate": "%{text}"}
+
+
+def signed_bars(amounts: Sequence[float]) -> dict[str, Any]:
+    """The marker of bars that are gains or losses."""
+    losses = [amount < 0 for amount in amounts]
+    edge = 0.01 * max(map(abs, amounts), default=0.0)  # what is lower than its own edge has none
+    line = {"color": LOSS_EDGE, "width": [int(amount < -edge) for amount in amounts]}
+    return {"color": [LOSS if loss else GAIN for loss in losses], "line": line}
+
+
+def room_for_numbers(ends: Sequence[float], losses: Sequence[float]) -> list[float]:
+    """A range that holds zero, all ends of bars, and the numbers beside them: at the right, and left of each loss."""
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    span = (high - low) or 1.0
+    room = span * _TEXT_ROOM / (1 - 2 * _TEXT_ROOM)
+    return [min([low, *(end - room for end in losses)]), high + room]
+
+
+def numbered_bars(built: plotly.graph_objects.Figure, amounts: Sequence[float]) -> None:
+    """The axes of horizontal bars from zero with numbers beside them."""
+    limits = room_for_numbers(amounts, [amount for amount in amounts if amount < 0])
+    built.update_layout(bargap=0.3)
+    built.update_xaxes(range=limits, zeroline=True, zerolinecolor="#b0b0b0", nticks=6)
+    built.update_yaxes(range=[-0.6, len(amounts) - 0.4], showgrid=False, zeroline=False)
+
+
+def legend_below(built: plotly.graph_objects.Figure, entries: int) -> None:
+    """A legend at the foot of the figure, which grows by the rows that it may need at 400 px."""
+    built.update_layout(
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "font": {"size": 12}}
+    )
+    layout: Any = built.layout
+    layout.height += 20 * entries

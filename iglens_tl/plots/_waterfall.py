@@ -10,7 +10,7 @@ from iglens_tl._layout import Group, Token, group_credits, grouped_by_mass
 from iglens_tl._onset import RULES, TINY, onset_index
 from iglens_tl.plots import _style
 from iglens_tl.plots._style import plain, signed
-from iglens_tl.plots._words import one_token, path_title, quantity, target_of, where, with_unit
+from iglens_tl.plots._words import in_title, one_token, path_title, quantity, where, with_unit
 from iglens_tl.results import IGLensResult
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _NEGLIGIBLE = 0.01  # segments that together hold less of all |credit| are one row
 _ROUNDING = 1e-6  # of the largest level: a smaller gap between credits and total is rounding and has no bar
 MAX_SEGMENTS = 16
-_TEXT_ROOM = 0.2  # of the axis: what a number beside a bar takes in a figure of 400 px
 
 
 class _Onset(NamedTuple):
@@ -64,7 +63,7 @@ def waterfall(
     onset = _onset(result, token, groups, onset_rule, onset_fraction)
     fig = _style.figure(
         [_trace(rows)],
-        f"{target_of(result, token)}: {quantity(result)} {rows[0].text} → {rows[-1].text}",
+        f"{in_title(result, token)}: {quantity(result)} {rows[0].text} → {rows[-1].text}",
         [*where(result, token), *([onset.words] if onset.words else [])],
         height=24 * len(rows) + 20,
     )
@@ -142,8 +141,15 @@ def _trace(rows: Sequence[_Row]) -> Any:
 
 
 def _draw_axes(fig: plotly.graph_objects.Figure, result: IGLensResult, rows: Sequence[_Row], onset: int) -> None:
-    title = with_unit(quantity(result), result.unit)
-    fig.update_xaxes(title_text=title, range=_range(rows), zeroline=True, zerolinecolor="#b0b0b0", nticks=6)
+    ends = list(itertools.accumulate(row.amount for row in rows[:-1]))
+    losses = [end for row, end in zip(rows, ends, strict=False) if row.amount < 0]
+    fig.update_xaxes(
+        title_text=with_unit(quantity(result), result.unit),
+        range=_style.room_for_numbers(ends, losses),
+        zeroline=True,
+        zerolinecolor="#b0b0b0",
+        nticks=6,
+    )
     fig.update_yaxes(
         title_text=path_title(result.segment_labels),
         tickvals=list(range(len(rows))),
@@ -158,13 +164,3 @@ def _draw_axes(fig: plotly.graph_objects.Figure, result: IGLensResult, rows: Seq
 
 def _tick(label: str, onset: bool) -> str:
     return f"<b>▸ {_style.escaped(label)}</b>" if onset else _style.escaped(label)
-
-
-def _range(rows: Sequence[_Row]) -> list[float]:
-    """From the lowest end of a bar to the highest and to zero, and as much more as the numbers beside the bars need."""
-    ends = [0.0, *itertools.accumulate(row.amount for row in rows[:-1])]
-    low, high = min(ends), max(ends)
-    span = (high - low) or 1.0
-    room = span * _TEXT_ROOM / (1 - 2 * _TEXT_ROOM)
-    losses = [end for row, end in zip(rows, ends[1:], strict=False) if row.amount < 0]
-    return [min([low, *(end - room for end in losses)]), high + room]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from iglens_tl._display import head, quoted, tail
 from iglens_tl._fields import OfTokens, ResultFields
-from iglens_tl._layout import Token, prompt, token_at
+from iglens_tl._layout import Token, prompt, shown_tokens, token_at
 from iglens_tl.plots._style import MINUS, escaped
 
 _QUANTITIES = {"prob": "probability", "log_prob": "log-probability", "log_odds": "log-odds", "logit": "logit"}
@@ -38,6 +38,11 @@ def target_of(result: OfTokens, token: Token) -> str:
     )
 
 
+def in_title(result: OfTokens, token: Token) -> str:
+    """The target for a title, whose lines must not break within a token."""
+    return target_of(result, token).replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def where(result: OfTokens, token: Token) -> list[str]:
     """Which token a figure is about: the end of the prompt, or the position alone where there is no text."""
     place = int(result.positions[token])
@@ -46,18 +51,20 @@ def where(result: OfTokens, token: Token) -> list[str]:
     return [f"after {tail(prompt(result, token), 38)}"]
 
 
-def of_row(result: OfTokens, row: int) -> list[Token]:
-    """The entries of one prompt that exist, in order.
+def of_row(result: OfTokens, row: int | None) -> list[Token]:
+    """The entries of one prompt that exist (of all prompts for None), in order.
 
     Raises:
         IndexError: for a prompt that there is not.
-        ValueError: where it has no entry.
+        ValueError: where there is no entry.
     """
-    if not 0 <= row < result.mask.shape[0]:
-        raise IndexError(f"batch must be 0 to {result.mask.shape[0] - 1} (the prompts of this result), got {row}.")
-    tokens = [(row, column) for column in result.mask[row].nonzero()[:, 0].tolist()]
+    count = result.mask.shape[0]
+    if row is not None and not -count <= row < count:
+        raise IndexError(f"batch must be 0 to {count - 1} (the prompts of this result), got {row}.")
+    tokens = [token for token in shown_tokens(result) if row is None or token[0] == row % count]
     if not tokens:
-        raise ValueError(f"prompt {row} has no token to show: mask is False at all of its positions.")
+        where = "this result" if row is None else f"prompt {row}"
+        raise ValueError(f"{where} has no token to show: mask is False at all of its positions.")
     return tokens
 
 
@@ -96,8 +103,12 @@ def labelled_by(result: OfTokens, tokens: Sequence[Token]) -> str:
     """What tells tokens apart: of an answer the targets; else the tokens, with the targets where these differ."""
     if result.token_strings is None or getattr(result, "answer", None) is not None:
         return "target"
-    same = len({target_of(result, token) for token in tokens}) == 1
-    return "token" if same and len(tokens) > 1 else "both"
+    return "token" if same_target(result, tokens) and len(tokens) > 1 else "both"
+
+
+def same_target(result: OfTokens, tokens: Sequence[Token]) -> bool:
+    """Whether all tokens are asked for one and the same target."""
+    return len({target_of(result, token) for token in tokens}) == 1
 
 
 def path_title(labels: Sequence[str]) -> str:
