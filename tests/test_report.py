@@ -17,6 +17,8 @@ import torch
 from iglens_tl import (
     AnswerResult,
     IGLensResult,
+    LensComparison,
+    LogitLensResult,
     attribute_answer,
     compare,
     direct_logit_attribution,
@@ -272,24 +274,26 @@ def test_plotly_is_there_once_and_512_tokens_of_30_layers_fit_8_mb(tmp_path):
     places = torch.arange(512.0, dtype=torch.float64)
     values = places / 512 * (torch.arange(31)[:, None, None] > places % 30)
     result = make(values)
-    shared = {
-        name: getattr(result, name)
-        for name in (
-            "mask", "positions", "target_ids", "incorrect_ids", "tokens", "token_mask", "token_strings", "target_strings",
-            "incorrect_strings", "settings", "provenance",
-        )
-    }  # fmt: skip
-    write_report(result, tmp_path / "x.html", companions=[*full_companions(result, values, shared)])
+    write_report(result, tmp_path / "x.html", companions=[*full_companions(result, values, shared_fields(result))])
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert (tmp_path / "x.html").stat().st_size < 8e6
     assert text.count("plotly.js v") == 1
     assert len(Page(text).all("button", class_="token")) == 512
 
 
+def shared_fields(result):
+    """What a companion says of the same tokens."""
+    return {
+        name: getattr(result, name)
+        for name in (
+            "mask", "positions", "target_ids", "incorrect_ids", "tokens", "token_mask", "token_strings", "target_strings",
+            "incorrect_strings", "settings", "provenance",
+        )
+    }  # fmt: skip
+
+
 def full_companions(result, values, shared):
     """As much as a report can hold: five top tokens at each state, all different, and three methods."""
-    from iglens_tl import LensComparison, LogitLensResult
-
     states, _, n = values.shape
     ids = torch.arange(states * n * 5).reshape(states, 1, n, 5) % 49152
     strings = tuple(((tuple(tuple(f" word{i}" for i in five) for five in row)),) for (row,) in ids.tolist())

@@ -87,7 +87,7 @@
   function paint(node, end, span) {
     const share = end < 0 ? 0 : depth(end, span);
     node.style.setProperty("--depth", `${share.toFixed(1)}%`);
-    node.classList.toggle("deep", share > (isDark() ? 45 : 78)); // where the other text colour has the better contrast
+    node.classList.toggle("deep", share > (isDark() ? 51 : 87)); // where the other colour of text has the better contrast
     node.classList.toggle("none", end < 0);
   }
 
