@@ -68,7 +68,7 @@ def table(columns: Sequence[Column]) -> str:
 
 
 def _align(column: Column) -> str:
-    return "" if column.right else ' align="left"'
+    return "" if column.right else ' align="left" style="text-align:left"'
 
 
 def _cell(column: Column, row: int, scale: float) -> str:
@@ -84,8 +84,8 @@ def _cell(column: Column, row: int, scale: float) -> str:
 
 def _bar(number: float, scale: float) -> list[str]:
     """The style of a bar behind a cell: from the middle to the right for a gain, to the left for a loss."""
-    share = 50 * number / scale if scale > 0 else 0.0
-    if not 0.25 <= abs(share) <= 50:
+    share = 50 * (number / scale) if scale > 0 and math.isfinite(number) else 0.0
+    if abs(share) < 0.25:
         return []
     start, stop = sorted((50.0, 50 + share))
     colour = _GAIN if number > 0 else _LOSS

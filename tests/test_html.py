@@ -301,6 +301,14 @@ def test_bars_of_columns_in_different_units_are_each_on_their_own_scale():
     assert bars_of[:4] == [[], [50.0, 100.0], [25.0, 50.0], []]
 
 
+def test_the_largest_amount_always_has_the_longest_bar():
+    for number in (5.142623352209221, 2.9583046847978816, 0.1, 1 / 3, 1e-300, 5e-324, 1.7e308):  # 50 * x / x can be more than 50
+        for sign in (1, -1):
+            page = Page(table([*signed("x", [sign * number, 0.0])]))
+            cells = [attributes for tag, attributes in page.tags if tag == "td"]
+            assert bar(cells[1]) == ([50.0, 100.0] if sign > 0 else [0.0, 50.0])
+
+
 def test_shares_of_many_parts_keep_their_order_and_their_sum():
     rows = Page(shares([0.01 * k for k in range(-30, 30)], [f"p{k}" for k in range(60)])._repr_html_()).rows
     assert rows[0] == ["part", "logits", ""]
