@@ -16,6 +16,13 @@ HOSTILE = (
     *(" the", " the", " naïve", " 東京", " мир", " ไทย", " العربية", " 👩‍🔬", "x" * 60, "'", '"', "%{y}", "=1+1"),
 )
 
+LABELS = {
+    "x" * 60: "'" + "x" * 16 + "…",
+    "<script>alert(1)</script>": "'<script>alert(1)…",
+    " العربية": "\u2066' العربية'\u2069",  # isolated, so that an arrow beside it points the right way
+}
+"""What is shown of those tokens that are not shown as Python writes them."""
+
 
 def random_values(states, batch, pos, seed=0):
     generator = torch.Generator().manual_seed(seed)

@@ -302,7 +302,15 @@ def test_bars_of_columns_in_different_units_are_each_on_their_own_scale():
 
 
 def test_the_largest_amount_always_has_the_longest_bar():
-    for number in (5.142623352209221, 2.9583046847978816, 0.1, 1 / 3, 1e-300, 5e-324, 1.7e308):  # 50 * x / x can be more than 50
+    for number in (
+        5.142623352209221,
+        2.9583046847978816,
+        0.1,
+        1 / 3,
+        1e-300,
+        5e-324,
+        1.7e308,
+    ):  # 50 * x / x can be more than 50
         for sign in (1, -1):
             page = Page(table([*signed("x", [sign * number, 0.0])]))
             cells = [attributes for tag, attributes in page.tags if tag == "td"]

@@ -110,13 +110,16 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=True)
 
 
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;", "%": "&#37;"})
+
+
 def escaped(text: str) -> str:
-    """Text as Plotly shows it letter by letter: `<b>` and `&amp;` are no markup, and `$$` starts no formula.
+    """Text as Plotly shows it letter by letter: `<b>` and `&amp;` are no markup, `$$` no formula, `%{y}` no template.
 
     >>> escaped("<b>$x$ & y")
     '&lt;b&gt;&#36;x&#36; &amp; y'
     """
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
+    return text.translate(_ENTITIES)
 
 
 def signed(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 from iglens_tl._display import head, quoted, tail
@@ -11,6 +12,7 @@ from iglens_tl.plots._style import MINUS, escaped
 
 _QUANTITIES = {"prob": "probability", "log_prob": "log-probability", "log_odds": "log-odds", "logit": "logit"}
 _LONGEST = 18  # columns of a token in a label
+_ISOLATE, _POP = "\N{LEFT-TO-RIGHT ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
 
 
 def quantity(result: ResultFields) -> str:
@@ -25,8 +27,13 @@ def with_unit(words: str, unit: str) -> str:
 
 
 def short(text: str) -> str:
-    """A token in quotes, as long as a label can be; not yet escaped."""
-    return head(quoted(text), _LONGEST)
+    """A token in quotes, as long as a label can be; not yet escaped.
+
+    A token of a script that runs from right to left is isolated, so that it turns nothing around that stands beside it.
+    """
+    label = head(quoted(text), _LONGEST)
+    leftwards = any(unicodedata.bidirectional(character) in ("R", "AL") for character in label)
+    return f"{_ISOLATE}{label}{_POP}" if leftwards else label
 
 
 def target_of(result: OfTokens, token: Token) -> str:
