@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
     from iglens_tl.reference import ReferenceUpdates, reference_updates
+    from iglens_tl.report import report_html, write_report
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
     from iglens_tl.study import onset_study
@@ -71,7 +72,9 @@ __all__ = [
     "logit_lens",
     "onset_study",
     "reference_updates",
+    "report_html",
     "split",
+    "write_report",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -112,7 +115,9 @@ _HOMES = {
     "logit_lens": "companions",
     "onset_study": "study",
     "reference_updates": "reference",
+    "report_html": "report",
     "split": "components",
+    "write_report": "report",
 }
 
 
