@@ -69,35 +69,31 @@ def ablated(model, tokens, target, reference, component, mode, scope, layers=LAY
     return result
 
 
-CALLS = [("zero", "target"), ("skip", "all"), *((m, s) for m in ("mean", "resample") for s in ("target", "all"))]
-
-
-@pytest.mark.parametrize(("tokens", "target"), PAIRS, ids=str)
-def test_whole_blocks(smollm2_default, plain, reference, replacement, tokens, target):
+def assert_same(model, plain, reference, replacement, component, tokens, target, calls):
     edits = [
-        [Edit("block", layer, where(tokens, scope), replacement("block", layer, mode))]
-        for mode, scope in CALLS
+        [Edit(component, layer, where(tokens, scope), replacement(component, layer, mode))]
+        for mode, scope in calls
         for layer in LAYERS
     ]
     clean, *after = plain.prob(tokens, target, [[], *edits]).tolist()
-    for i, (mode, scope) in enumerate(CALLS):
-        result = ablated(smollm2_default, tokens, target, reference, "block", mode, scope)
+    for i, (mode, scope) in enumerate(calls):
+        result = ablated(model, tokens, target, reference, component, mode, scope)
         assert abs(float(result.clean) - clean) <= SAME
         assert result.after[:, 0, 0].tolist() == pytest.approx(after[3 * i : 3 * i + 3], abs=SAME), (mode, scope)
 
 
-@pytest.mark.parametrize("component", ["attn", "mlp"])
-@pytest.mark.parametrize(("tokens", "target"), PAIRS[:2], ids=str)
-def test_sublayers(smollm2_default, plain, reference, replacement, component, tokens, target):
-    edits = [
-        [Edit(component, layer, where(tokens, scope), replacement(component, layer, mode))]
-        for mode, scope in CALLS[1:5]
-        for layer in LAYERS
-    ]
-    after = plain.prob(tokens, target, edits).tolist()
-    for i, (mode, scope) in enumerate(CALLS[1:5]):
-        result = ablated(smollm2_default, tokens, target, reference, component, mode, scope)
-        assert result.after[:, 0, 0].tolist() == pytest.approx(after[3 * i : 3 * i + 3], abs=SAME), (mode, scope)
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_whole_blocks(smollm2_default, plain, reference, replacement, number):
+    """Every mode on every pair; the scopes of those that draw on the reference take turns."""
+    one, other = [("target", "all"), ("all", "target")][number % 2]
+    calls = [("zero", "target"), ("skip", "all"), ("mean", one), ("resample", other)]
+    assert_same(smollm2_default, plain, reference, replacement, "block", *PAIRS[number], calls)
+
+
+@pytest.mark.parametrize(("component", "number"), [("attn", 0), ("mlp", 1)])
+def test_sublayers(smollm2_default, plain, reference, replacement, component, number):
+    calls = [("zero", "all"), ("skip", "target"), ("mean", "target"), ("resample", "all")]
+    assert_same(smollm2_default, plain, reference, replacement, component, *PAIRS[number], calls)
 
 
 @pytest.mark.parametrize(("mode", "scope"), [("zero", "target"), ("mean", "all")])
