@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from iglens_tl.reference import ReferenceUpdates, reference_updates
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
+    from iglens_tl.study import onset_study
+    from iglens_tl.study_result import OnsetStudy
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
 __version__ = "0.1.0"
@@ -47,6 +49,7 @@ __all__ = [
     "LogitLensResult",
     "MissingActivationError",
     "Onset",
+    "OnsetStudy",
     "QuadratureError",
     "ReadoutMismatchError",
     "ReferenceUpdates",
@@ -66,6 +69,7 @@ __all__ = [
     "layer_conductance",
     "layer_integrated_gradients",
     "logit_lens",
+    "onset_study",
     "reference_updates",
     "split",
 ]
@@ -87,6 +91,7 @@ _HOMES = {
     "LogitLensResult": "companion_results",
     "MissingActivationError": "_checks",
     "Onset": "results",
+    "OnsetStudy": "study_result",
     "QuadratureError": "_checks",
     "ReadoutMismatchError": "_checks",
     "ReferenceUpdates": "reference",
@@ -105,6 +110,7 @@ _HOMES = {
     "layer_conductance": "layer_paths",
     "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
+    "onset_study": "study",
     "reference_updates": "reference",
     "split": "components",
 }
