@@ -60,8 +60,9 @@ $(ENV_2.18)/.ready: pyproject.toml constraints/tl-2.18.txt
 $(ENV_4.3)/.ready: pyproject.toml constraints/tl-4.3.txt
 	$(call install,$(ENV_4.3),4.3,test)
 
-bench: $(ENV_3.9)/.ready
-	$(ENV_3.9)/bin/python benchmarks/readout.py
+bench: $(ENV_3.9)/.ready $(ENV_4.3)/.ready
+	$(ENV_3.9)/bin/python -m benchmarks.readout --out benchmarks/results/readout.json
+	$(ENV_4.3)/bin/python -m benchmarks.neighbours --out benchmarks/results/neighbours.json
 
 # The README's pictures, drawn by Chrome or Chromium.
 pictures: $(ENV_3.9)/.ready
