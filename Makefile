@@ -71,8 +71,9 @@ study: $(ENV_3.9)/.ready
 study-page: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/iglens study --out $(STUDY)/results.parquet $(WRITTEN)
 
-bench: $(ENV_3.9)/.ready
-	$(ENV_3.9)/bin/python benchmarks/readout.py
+bench: $(ENV_3.9)/.ready $(ENV_4.3)/.ready
+	$(ENV_3.9)/bin/python -m benchmarks.readout --out benchmarks/results/readout.json
+	$(ENV_4.3)/bin/python -m benchmarks.neighbours --out benchmarks/results/neighbours.json
 
 # The README's pictures, drawn by Chrome or Chromium.
 pictures: $(ENV_3.9)/.ready

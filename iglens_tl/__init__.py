@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iglens_tl.context_result import ContextNeed
     from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
+    from iglens_tl.estimation import Estimate, estimate
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
@@ -43,6 +44,7 @@ __all__ = [
     "ContextNeed",
     "DLAResult",
     "Diagnosis",
+    "Estimate",
     "Finding",
     "IGLensResult",
     "LayerPathResult",
@@ -65,6 +67,7 @@ __all__ = [
     "difference",
     "direct_logit_attribution",
     "doctor",
+    "estimate",
     "generate_and_attribute",
     "ig_lens",
     "layer_conductance",
@@ -87,6 +90,7 @@ _HOMES = {
     "ContextNeed": "context_result",
     "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
+    "Estimate": "estimation",
     "Finding": "diagnosis",
     "IGLensResult": "results",
     "LayerPathResult": "companion_results",
@@ -108,6 +112,7 @@ _HOMES = {
     "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
+    "estimate": "estimation",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
     "layer_conductance": "layer_paths",

@@ -96,6 +96,7 @@ LEVELS = {
     "layer_paths": 50,
     "lineup": 52,
     "diagnosis": 50,
+    "estimation": 50,
     "generation": 51,
     "_slopes": 43,
     "_study_statistics": 10,
