@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from iglens_tl.comparison import LensComparison
     from iglens_tl.components import split
     from iglens_tl.contrast import difference
+    from iglens_tl.dataset import run_dataset
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
+    from iglens_tl.summary import DatasetSummary, summarize
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ __all__ = [
     "TOP",
     "AnswerResult",
     "DLAResult",
+    "DatasetSummary",
     "Diagnosis",
     "Finding",
     "IGLensResult",
@@ -56,7 +59,9 @@ __all__ = [
     "layer_conductance",
     "layer_integrated_gradients",
     "logit_lens",
+    "run_dataset",
     "split",
+    "summarize",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -66,6 +71,7 @@ _HOMES = {
     "TOP": "targets",
     "AnswerResult": "answer_result",
     "DLAResult": "companion_results",
+    "DatasetSummary": "summary",
     "Diagnosis": "diagnosis",
     "Finding": "diagnosis",
     "IGLensResult": "results",
@@ -89,7 +95,9 @@ _HOMES = {
     "layer_conductance": "layer_paths",
     "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
+    "run_dataset": "dataset",
     "split": "components",
+    "summarize": "summary",
 }
 
 
