@@ -228,7 +228,7 @@ def facts_of(source: Source) -> Facts:
             f"not one of the {n_rows} rows of the data set ({source.name}) can be used; row 0: {first_fault}. Name the columns "
             f"with prompt_column= (now {source.columns.prompt!r}), target_column= and incorrect_column=."
         )
-    return Facts(n_rows, digest.hexdigest(), has_targets, has_incorrect)
+    return Facts(n_rows, digest.hexdigest()[:32], has_targets, has_incorrect)
 
 
 def _plain_target(target: Any) -> Any:

@@ -38,6 +38,11 @@ def ranks_for(device_type: str) -> Ranks:
     return Ranks(int(state.process_index), int(state.num_processes))
 
 
+def ranks_here() -> Ranks:
+    """The place of this process among those it was launched with, as the launcher says; joins nobody."""
+    return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
 def launched_device() -> str | None:
     """The GPU of a process that was launched as one of several, None elsewhere."""
     import torch

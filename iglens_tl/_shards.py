@@ -143,7 +143,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def alone(self) -> Generator[Lock]:
+    def locked(self) -> Generator[Lock]:
         """Keep other runs out of the folder; the ranks of one run come in by `Lock.share`.
 
         The lock is the kernel's: it goes with the process, however that ends.
@@ -178,6 +178,10 @@ class Lock:
     def share(self) -> None:
         """With the other ranks of this run."""
         _flock(self.file, alone=False)
+
+    def is_last(self) -> bool:
+        """Whether no other rank is left, however it ended; asked by a rank that writes no more."""
+        return _flock(self.file, alone=True)
 
 
 def _flock(file: Any, alone: bool) -> bool:

@@ -20,6 +20,7 @@ Example::
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,12 +35,13 @@ from iglens_tl._batches import Item, Question, batches_of, padded, reason, toget
 from iglens_tl._checks import whole_number
 from iglens_tl._dataset_checks import check_against_rows, check_numbers, check_settings, per_prompt
 from iglens_tl._dataset_source import Columns, facts_of, source_of
+from iglens_tl._dataset_sums import require_scipy
 from iglens_tl._model.host import Host, host_of, provenance
 from iglens_tl._model.identity import model_identity
 from iglens_tl._ranks import Ranks, first_decides, ranks_for
 from iglens_tl._request import Lens
 from iglens_tl._shard_rows import failure_rows, result_rows
-from iglens_tl._shards import RunFolder
+from iglens_tl._shards import Lock, RunFolder
 from iglens_tl.attribution import ig_lens
 from iglens_tl.summary import DatasetSummary, summarize
 from iglens_tl.targets import TOP
@@ -59,6 +61,7 @@ class Job:
     keywords: Mapping[str, Any]
     folder: RunFolder
     run: str
+    ranks: Ranks
 
 
 def run_dataset(
@@ -103,7 +106,8 @@ def run_dataset(
         progress: whether a progress bar is shown on stderr; None: where stderr is a terminal.
 
     Returns:
-        A `DatasetSummary` of what the folder holds when this process has done its share, as `summarize(out)` gives it.
+        A `DatasetSummary` of what the folder holds when this process has done its share (at the first rank: all of
+        them), as `summarize(out)` gives it.
 
     Raises:
         UnsupportedModelError: for a model whose probability cannot be read this way.
@@ -115,6 +119,7 @@ def run_dataset(
         "layers": layers, "incl_mid": incl_mid, "baseline": baseline, "metric": metric, "estimator": estimator,
         "n_steps": n_steps, "lens": lens, "dtype": dtype,
     }  # fmt: skip
+    require_scipy()
     check_numbers(settings, max_memory)
     size = whole_number("batch_size", batch_size, 1)
     host = host_of(model)
@@ -124,14 +129,22 @@ def run_dataset(
     question = Question(*asked, facts.has_targets, facts.has_incorrect, positions, prepend_bos)
     check_against_rows(question, baseline, facts, source.columns)
     check_settings(host, question, settings)
-    told = {**settings, **vars(question)}
+    told = {
+        **settings,
+        "targets": "of the rows" if facts.has_targets else asked[0],
+        "incorrect_targets": "of the rows" if facts.has_incorrect else asked[1],
+        "positions": positions,
+        "prepend_bos": prepend_bos,
+    }
     identity = _run_record.identity_of(facts, model_identity(host), told)
     keywords = {**settings, "positions": positions, "max_memory": max_memory}
-    job = Job(host, keywords, RunFolder(Path(out)), _run_record.run_digest(identity))
     ranks = ranks_for(host.device.type)
-    with _inside(job.folder, ranks, identity) as done:
+    job = Job(host, keywords, RunFolder(Path(out)), _run_record.run_digest(identity), ranks)
+    with _inside(job, identity) as (lock, done):
         batches = ranks.share(batches_of(host, source.rows(), question, size, done))
-        _run_all(job, batches, facts.n_rows, len(done), False if ranks.index else progress)
+        with _bar(facts.n_rows, len(done), False if ranks.index else progress) as bar:
+            _run_all(job, batches, bar)
+            _see_others_through(job, lock, bar)
     return summarize(job.folder.path)
 
 
@@ -140,34 +153,47 @@ def _tensor(spec: Any) -> Any:
 
 
 @contextmanager
-def _inside(folder: RunFolder, ranks: Ranks, identity: Mapping[str, Any]) -> Generator[list[int]]:
+def _inside(job: Job, identity: Mapping[str, Any]) -> Generator[tuple[Lock, list[int]]]:
     """The folder, made or found to be this run's, and the prompts that are done; locked while it is written into."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with folder.alone() as lock:
+    job.folder.path.mkdir(parents=True, exist_ok=True)
+    with job.folder.locked() as lock:
 
-        def look() -> list[int]:
+        def look() -> tuple[str, list[int]]:
             lock.take()
-            done = _run_record.begin(folder, identity)
-            folder.clean()
-            lock.share()
-            return done
+            done = _run_record.begin(job.folder, identity)
+            job.folder.clean()
+            return job.run, done
 
-        done = first_decides(ranks, look)
+        run, done = first_decides(job.ranks, look)
+        if run != job.run:
+            raise ValueError(
+                f"rank {job.ranks.index} has other data, model or settings than rank 0; launch the same call on all."
+            )
         lock.share()
-        yield done
+        yield lock, done
 
 
-def _run_all(job: Job, batches: Iterator[list[Item]], n_prompts: int, n_done: int, progress: bool | None) -> None:
+def _bar(n_prompts: int, n_done: int, progress: bool | None) -> Any:
     from tqdm import tqdm
 
-    failed = 0
     disable = None if progress is None else not progress
-    with tqdm(total=n_prompts, initial=n_done, unit="prompt", disable=disable, dynamic_ncols=True) as bar:
-        for batch in batches:
-            failed += _run_one(job, batch)
-            if failed:
-                bar.set_postfix(failed=failed, refresh=False)
-            bar.update(job.folder.n_done() - bar.n)  # what other ranks have done is seen here, too
+    return tqdm(total=n_prompts, initial=n_done, unit="prompt", disable=disable, dynamic_ncols=True)
+
+
+def _run_all(job: Job, batches: Iterator[list[Item]], bar: Any) -> None:
+    failed = 0
+    for batch in batches:
+        failed += _run_one(job, batch)
+        if failed:
+            bar.set_postfix(failed=failed, refresh=False)
+        bar.update(job.folder.n_done() - bar.n)  # what other ranks have done is seen here, too
+
+
+def _see_others_through(job: Job, lock: Lock, bar: Any) -> None:
+    """The first rank stays until no other is left, so that what it returns is the whole."""
+    while job.ranks.index == 0 and job.ranks.count > 1 and not lock.is_last():
+        time.sleep(0.2)
+        bar.update(job.folder.n_done() - bar.n)
 
 
 def _run_one(job: Job, batch: Sequence[Item]) -> int:
@@ -179,6 +205,7 @@ def _run_one(job: Job, batch: Sequence[Item]) -> int:
     failed += [(item.index, item.prompt_hash, item.fault) for item in batch if item.fault is not None]
     about = {
         "run": job.run,
+        "rank": [job.ranks.index, job.ranks.count],
         "failed": sorted(index for index, _, _ in failed),
         "provenance": provenance(job.host),
     }

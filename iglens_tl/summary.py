@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from iglens_tl._checks import METRICS, shorten
+from iglens_tl._dataset_sums import SUMMED, Sums, require_scipy
 from iglens_tl._display import SMALL, credit
 from iglens_tl._onset import RULES
 from iglens_tl._shard_rows import ONSET_FRACTION
@@ -39,13 +39,10 @@ from iglens_tl._shards import open_folder, read_shards
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
-_COLUMNS = ("prompt_index", "position", "segment_index", "segment", "start", "end", "hidden_state", "credit", "error")
-_TOKEN_COLUMNS = tuple(f"onset_{rule}" for rule in RULES)
-_LABELS = ("segment", "start", "end", "hidden_state")
 _SHOWN_REASONS = 5
 _BAR = 24
+_WIDTH = 118
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,7 +85,7 @@ class DatasetSummary:
         """The summary as text: a line for each segment, the onsets beside it, and what failed."""
         lines = [self._heading(), *_aligned(self._table())]
         if self.n_tokens:
-            lines += ["", *self._notes()]
+            lines += ["", *(line for note in self._notes() for line in textwrap.wrap(note, _WIDTH))]
         return "\n".join([*lines, *self._failed()])
 
     def __str__(self) -> str:
@@ -186,20 +183,22 @@ def summarize(out: str | Path, *, confidence: float = 0.95) -> DatasetSummary:
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}.")
+    require_scipy()
     folder = open_folder(out)
     record = folder.record()
     assert record is not None
-    sums = _Sums()
-    for table in read_shards(folder, [*_COLUMNS, *_TOKEN_COLUMNS]):
+    sums = Sums()
+    for table in read_shards(folder, SUMMED):
         sums.add(table)
     identity = record["identity"]
     metric = identity["settings"]["metric"]
+    has_crossing = metric == "prob" and identity["settings"]["incorrect_targets"] is None
     return DatasetSummary(
         n_prompts=identity["data"]["rows"],
         n_done=sums.n_done,
         n_tokens=sums.n_tokens,
         segments=sums.segments(confidence),
-        onsets=sums.onsets(),
+        onsets=sums.onsets([rule for rule in RULES if rule != "crossing" or has_crossing]),
         failures=sums.failures(),
         confidence=confidence,
         onset_fraction=ONSET_FRACTION,
@@ -207,96 +206,3 @@ def summarize(out: str | Path, *, confidence: float = 0.95) -> DatasetSummary:
         unit=METRICS[metric],
         settings=identity,
     )
-
-
-@dataclass
-class _Sums:
-    """What is added up over shards, one at a time.
-
-    Args:
-        per_prompt: for each segment index, the sum of credits, of |credits|, and the number of tokens of each prompt.
-    """
-
-    n_done: int = 0
-    n_tokens: int = 0
-    labels: dict[int, tuple[Any, ...]] = field(default_factory=dict[int, tuple[Any, ...]])
-    per_prompt: list[Any] = field(default_factory=list[Any])
-    onset_counts: Counter[tuple[str, str | None]] = field(default_factory=Counter[tuple[str, "str | None"]])
-    failed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
-
-    def add(self, table: pyarrow.Table) -> None:
-        frame = table.to_pandas()
-        self.n_done += frame["prompt_index"].nunique()
-        broken = frame["error"].notna()
-        self.failed += list(
-            zip(frame.loc[broken, "prompt_index"].tolist(), frame.loc[broken, "error"].tolist(), strict=True)
-        )
-        frame = frame[~broken]
-        if not len(frame):
-            return
-        for index, *labels in (
-            frame[["segment_index", *_LABELS]].drop_duplicates("segment_index").itertuples(index=False)
-        ):
-            self.labels.setdefault(int(index), tuple(labels))
-        frame = frame.assign(size=frame["credit"].abs())
-        groups = frame.groupby(["segment_index", "prompt_index"])
-        self.per_prompt.append(groups.agg(credit=("credit", "sum"), size=("size", "sum"), n=("credit", "count")))
-        tokens = frame[frame["segment_index"] == frame["segment_index"].min()]
-        self.n_tokens += len(tokens)
-        for rule in RULES:
-            self.onset_counts.update((rule, label) for label in tokens[f"onset_{rule}"].astype(object).tolist())
-
-    def segments(self, confidence: float) -> pandas.DataFrame:
-        import pandas as pd
-
-        names = [*_LABELS, "mean", "low", "high", "mean_abs", "n_tokens", "n_prompts"]
-        if not self.per_prompt:
-            return pd.DataFrame(columns=names)
-        prompts = pd.concat(self.per_prompt).sort_index()  # the same sums, whatever the order of the shards
-        rows = [(*self.labels[index], *_interval(prompts.loc[index], confidence)) for index in sorted(self.labels)]
-        frame = pd.DataFrame(rows, columns=names)
-        return frame.assign(hidden_state=frame["hidden_state"].astype("Int64"))
-
-    def onsets(self) -> pandas.DataFrame:
-        import pandas as pd
-
-        found = self.onset_counts
-        order = self._order()
-        rows = [
-            (rule, label, found[rule, label], found[rule, label] / self.n_tokens)
-            for rule in RULES
-            for label in sorted(
-                (label for name, label in found if name == rule), key=lambda label: order.get(label, -1)
-            )
-        ]
-        if not any(label is not None for rule, label, _, _ in rows if rule == "crossing"):
-            rows = [row for row in rows if row[0] != "crossing"]
-        return pd.DataFrame(rows, columns=["rule", "label", "n_tokens", "share"])
-
-    def _order(self) -> dict[str | None, int]:
-        """Places along the path: a state before the segment that begins there."""
-        order: dict[str | None, int] = {}
-        for index in sorted(self.labels):
-            segment, start, end, _ = self.labels[index]
-            order |= {segment: index, end: index + 1}
-            order.setdefault(start, index)
-        return order
-
-    def failures(self) -> pandas.DataFrame:
-        import pandas as pd
-
-        return pd.DataFrame(sorted(self.failed), columns=["prompt_index", "error"])
-
-
-def _interval(prompts: pandas.DataFrame, confidence: float) -> tuple[float, float, float, float, int, int]:
-    """Mean, its interval, mean of the sizes, tokens, prompts."""
-    from scipy import stats
-
-    credits, sizes, n = (prompts[name].to_numpy() for name in ("credit", "size", "n"))
-    m, total = len(n), int(n.sum())
-    mean = float(credits.sum() / total)
-    half = float("nan")
-    if m > 1:
-        variance = m / (m - 1) * float(((credits - mean * n) ** 2).sum()) / total**2
-        half = float(stats.t.ppf((1 + confidence) / 2, m - 1)) * float(np.sqrt(variance))
-    return mean, mean - half, mean + half, float(sizes.sum() / total), total, m
