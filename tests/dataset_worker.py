@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -37,8 +38,12 @@ def prompts(n: int = N_PROMPTS) -> list[list[int]]:
     return [*rows[: n - 3], *rows[:3]]
 
 
+@functools.cache
 def model() -> Any:
     return subjects.tiny(subjects.KINDS[0])
+
+
+model()  # here, so that TransformerLens is loaded in the server, and the children have the model at once
 
 
 def run(out: str, seconds: Any = None, die_at_shard: int | None = None, place: Any = None, n: int = N_PROMPTS) -> None:
