@@ -66,7 +66,7 @@ class Sums:
         if not self.per_prompt:
             return pd.DataFrame(columns=names)
         prompts = pd.concat(self.per_prompt).sort_index()  # the same sums, whatever the order of the shards
-        rows = [(*self.labels[index], *_interval(prompts.loc[index], confidence)) for index in sorted(self.labels)]
+        rows = [(*self.labels[index], *interval(prompts.loc[index], confidence)) for index in sorted(self.labels)]
         frame = pd.DataFrame(rows, columns=names)
         return frame.assign(hidden_state=frame["hidden_state"].astype("Int64"))
 
@@ -82,7 +82,9 @@ class Sums:
                 (label for name, label in found if name == rule), key=lambda label: order.get(label, -1)
             )
         ]
-        return pd.DataFrame(rows, columns=["rule", "label", "n_tokens", "share"])
+        frame = pd.DataFrame(rows, columns=["rule", "label", "n_tokens", "share"])
+        labels = pd.Series([label for _, label, _, _ in rows], dtype=object)  # None stays None
+        return frame.assign(label=labels)
 
     def _order(self) -> dict[str | None, int]:
         """Places along the path: a state before the segment that begins there."""
@@ -105,7 +107,7 @@ def require_scipy() -> None:
         raise ImportError("the intervals of a summary need SciPy: pip install 'iglens_tl[data]'.")
 
 
-def _interval(prompts: pandas.DataFrame, confidence: float) -> tuple[float, float, float, float, int, int]:
+def interval(prompts: pandas.DataFrame, confidence: float) -> tuple[float, float, float, float, int, int]:
     """Mean, its interval, mean of the sizes, tokens, prompts."""
     from scipy import stats
 

@@ -35,7 +35,7 @@ LEVELS = {
     "_layout": 22,
     "_tables": 22,
     "_text": 23,
-    "_shard_rows": 24,
+    "_shard_rows": 25,
     "_dataset_sums": 25,
     "summary": 26,
     "_html": 23,
