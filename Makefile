@@ -8,7 +8,7 @@ ENV_3.9 := .venv
 ENV_2.18 := .venvs/tl-2.18
 ENV_4.3 := .venvs/tl-4.3
 
-.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 bench clean
+.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 bench pictures clean
 
 demo: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/iglens "$(QUESTION)"
@@ -28,6 +28,9 @@ define check_and_test
 	$(1)/bin/python -c 'import importlib.metadata as m; v = m.version("transformer_lens"); assert v == "$(2)", v'
 	HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest $(PYTEST_ARGS)
 endef
+
+# Only the development environment has playwright. Set IGLENS_TL_BROWSER to a Chromium to run the tests that need one.
+pytest-2.18 pytest-4.3: export IGLENS_TL_BROWSER :=
 
 pytest-3.9: $(ENV_3.9)/.ready
 	$(call check_and_test,$(ENV_3.9),3.9.0)
@@ -59,6 +62,10 @@ $(ENV_4.3)/.ready: pyproject.toml constraints/tl-4.3.txt
 
 bench: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/python benchmarks/readout.py
+
+# The README's pictures, drawn by Chrome or Chromium.
+pictures: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/python docs/make_pictures.py
 
 clean:
 	rm -rf .venv .venvs .pytest_cache .ruff_cache .hypothesis build dist

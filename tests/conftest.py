@@ -25,11 +25,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "bridge: needs TransformerBridge (TransformerLens 3.x, 4.x)")
 
 
+def pytest_report_header() -> str:
+    where = os.environ.get("IGLENS_TL_BROWSER")
+    return f"browser: {where or 'none; the tests that need one are left out (IGLENS_TL_BROWSER=/path/to/chromium)'}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the installed version does not promise; where it promises and lacks it, the test fails."""
-    foreign = [
-        item for item in items for api in ("hooked", "bridge") if item.get_closest_marker(api) and api not in APIS
-    ]
+    """Leave out what the installed version does not promise; where it promises and lacks it, the test fails.
+
+    So with a browser: tests that need one are left out where `IGLENS_TL_BROWSER` names none, and fail where it names
+    one that does not start.
+    """
+    absent = [api for api in ("hooked", "bridge") if api not in APIS]
+    absent += [] if os.environ.get("IGLENS_TL_BROWSER") else ["browser"]
+    foreign = [item for item in items if any(item.get_closest_marker(name) for name in absent)]
     config.hook.pytest_deselected(items=foreign)
     items[:] = [item for item in items if item not in foreign]
 

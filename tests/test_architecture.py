@@ -48,6 +48,15 @@ LEVELS = {
     "answer_result": 25,
     "contrast": 25,
     "comparison": 25,
+    "plots._style": 45,
+    "plots._words": 46,
+    "plots._heatmap": 47,
+    "plots._waterfall": 47,
+    "plots._layers": 47,
+    "plots._parts": 47,
+    "plots._comparison": 47,
+    "plots._export": 45,
+    "plots": 48,
     "_model.host": 30,
     "_model.head": 31,
     "_model.states": 31,
@@ -147,7 +156,7 @@ def test_every_module_has_its_place_and_imports_downwards(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_foreign_libraries_stay_where_they_belong(path: Path) -> None:
     name, roots = module_of(path), {found.split(".")[0] for found in imports_of(path)}
-    allowed = (name in KNOWS_TRANSFORMER_LENS, name in KNOWS_TRANSFORMERS, name == "plots")
+    allowed = (name in KNOWS_TRANSFORMER_LENS, name in KNOWS_TRANSFORMERS, name.startswith("plots"))
     seen = ("transformer_lens" in roots, "transformers" in roots, "plotly" in roots)
     assert all(may or not does for may, does in zip(allowed, seen, strict=True)), f"{name} imports {sorted(roots)}"
 

@@ -1,0 +1,162 @@
+"""Token by layer: where on the way up each token's probability is made, as a map of credits or of levels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from iglens_tl._display import head, quoted
+from iglens_tl._layout import Token
+from iglens_tl.companion_results import LogitLensResult
+from iglens_tl.plots import _style
+from iglens_tl.plots._words import (
+    in_title,
+    labelled_by,
+    of_row,
+    path_title,
+    quantity,
+    short,
+    tick_texts,
+    where,
+)
+from iglens_tl.results import IGLensResult
+
+if TYPE_CHECKING:
+    import plotly.graph_objects
+
+VALUES = ("credit", "level")
+_GAPS_TO = 48  # tokens: the most columns that stand apart
+
+
+def heatmap(
+    result: IGLensResult, *, value: str = "credit", batch: int = 0, top: LogitLensResult | None = None
+) -> plotly.graph_objects.Figure:
+    """One prompt's tokens by layers, layers upward: a cell is a credit (or a level) in `result.unit`.
+
+    Credits have a diverging scale that is symmetric about 0, with a minus sign in the cells of losses; levels a sequential one (a
+    diverging one where levels are differences). Columns are positions, so that a token that occurs twice has two; where
+    there is no room for all of their labels, some are left out until one zooms in. Masked positions have no column.
+
+    Args:
+        result: of any number of tokens.
+        value: `"credit"`: a row a segment. `"level"`: a row a state.
+        batch: which prompt.
+        top: the logit lens of the same call; the most probable tokens at each state are then shown where one points.
+
+    Returns:
+        A figure with one heat map trace, `z` [segment (or state), token] as in `result`.
+
+    Raises:
+        ImportError: where Plotly is not installed.
+        IndexError: for a prompt that there is not.
+        ValueError: for another `value`, a prompt without a token, or a `top` of other states or positions.
+    """
+    if value not in VALUES:
+        raise ValueError(f"value must be one of {', '.join(map(repr, VALUES))}, got {value!r}.")
+    tokens = of_row(result, batch)
+    _check_top(result, top)
+    credits, columns = value == "credit", [column for _, column in tokens]
+    numbers = (result.attribution if credits else result.values)[:, tokens[0][0], columns]
+    labels = result.segment_labels if credits else result.state_labels
+    trace = _style.graph_objects().Heatmap(
+        z=numbers.numpy(),
+        x=[str(int(result.positions[token])) for token in tokens],
+        y=[_style.escaped(label) for label in labels],
+        **_scale(result, numbers, credits),
+        **_hover(result, tokens, top, credits),
+        **(_style.minus_signs(numbers) if credits or has_sign(result) else {}),
+        xgap=1 if len(tokens) <= _GAPS_TO else 0,
+        ygap=1 if len(tokens) <= _GAPS_TO else 0,
+        colorbar=_style.colour_bar(value, result.unit),
+    )
+    return _figure(result, trace, tokens, value)
+
+
+def _figure(result: IGLensResult, trace: Any, tokens: Sequence[Token], value: str) -> plotly.graph_objects.Figure:
+    by, rows = labelled_by(result, tokens), len(trace.y)
+    texts = tick_texts(result, tokens, by)
+    fig = _style.figure([trace], _title(result, tokens, value, by), _notes(result, tokens), _style.rows_height(rows))
+    _style.token_axis(fig, [str(int(result.positions[token])) for token in tokens], texts)
+    fig.update_xaxes(title_text=_AXES[by], showgrid=False)
+    path = path_title(result.segment_labels) if value == "credit" else "state"
+    fig.update_yaxes(title_text=path, type="category", showgrid=False)
+    return fig
+
+
+_AXES = {"target": "target", "token": "token", "both": "token → target"}
+
+
+def _title(result: IGLensResult, tokens: Sequence[Token], value: str, by: str) -> str:
+    who = in_title(result, tokens[0]) if by == "token" else "each target"
+    return f"{value.capitalize()}s by layer: {quantity(result)} of {who}"
+
+
+def _notes(result: IGLensResult, tokens: Sequence[Token]) -> list[str]:
+    if result.answer is None:
+        return where(result, tokens[-1])
+    return [*where(result, tokens[0]), f"answer {head(quoted(result.answer), 80)}"]
+
+
+def _scale(result: IGLensResult, numbers: Tensor, credits: bool) -> dict[str, Any]:
+    """Symmetric about 0 where the sign means something; for levels of one sign from the one end to the other."""
+    if credits or has_sign(result):
+        size = _style.extent(numbers)
+        return {"colorscale": _style.DIVERGING, "zmin": -size, "zmax": size}
+    finite = numbers[numbers.isfinite()]
+    low = 0.0 if result.metric == "prob" else float(finite.min()) if finite.numel() else 0.0
+    high = float(finite.max()) if finite.numel() else 1.0
+    return {"colorscale": _style.SEQUENTIAL, "zmin": low, "zmax": high if high > low else low + 1.0}
+
+
+def has_sign(result: IGLensResult) -> bool:
+    """Whether levels are differences, whose zero means something."""
+    return result.incorrect_ids is not None or "difference" in result.settings
+
+
+def _hover(result: IGLensResult, tokens: Sequence[Token], top: LogitLensResult | None, credits: bool) -> dict[str, Any]:
+    """What is said where one points: numbers as one array, texts (of the most probable tokens) only if given."""
+    batch, columns, skipped = tokens[0][0], [column for _, column in tokens], int(credits)
+    levels = result.values[skipped:, batch, columns]
+    places = result.positions[batch, columns].double().expand_as(levels)
+    lines = ["%{x}, read at position %{customdata[1]:d}"]
+    if credits:
+        lines += [
+            "segment %{y}",
+            f"credit %{{z:+.6~g}} {result.unit}",
+            f"level after it %{{customdata[0]:.6~g}} {result.unit}",
+        ]
+    else:
+        lines += ["state %{y}", f"level %{{z:.6~g}} {result.unit}"]
+    said: dict[str, Any] = {"customdata": torch.stack([levels, places], dim=-1).numpy()}
+    if top is not None:
+        said["hovertext"] = _tops(top, batch, columns, skipped)
+        lines.append("most probable after it:<br>%{hovertext}" if credits else "most probable:<br>%{hovertext}")
+    return {**said, "hovertemplate": "<br>".join(lines) + "<extra></extra>"}
+
+
+def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int) -> list[list[str]]:
+    return [
+        [
+            "<br>".join(
+                f"{_style.escaped(short(text))} {probability:.3f}"
+                for text, probability in zip(state[batch][column], rows[batch][column].tolist(), strict=True)
+            )
+            for column in columns
+        ]
+        for state, rows in zip(top.top_strings[skipped:], top.top_probs[skipped:], strict=True)
+    ]
+
+
+def _check_top(result: IGLensResult, top: LogitLensResult | None) -> None:
+    if top is None:
+        return
+    same = torch.equal(top.positions, result.positions) and top.state_labels == result.state_labels
+    if not same:
+        raise ValueError(
+            "top must be the logit lens of the same states and positions: ask logit_lens with the same input, "
+            f"positions, layers, incl_mid and baseline (it has {len(top.state_labels)} states at positions "
+            f"{list(top.positions.shape)}, the result {len(result.state_labels)} at {list(result.positions.shape)})."
+        )

@@ -1,0 +1,123 @@
+"""How tokens, targets and units are written in a figure, and which tokens a figure is about."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from iglens_tl._display import head, quoted, tail
+from iglens_tl._fields import OfTokens, ResultFields
+from iglens_tl._layout import Token, prompt, shown_tokens, token_at
+from iglens_tl.plots._style import MINUS, escaped
+
+_QUANTITIES = {"prob": "probability", "log_prob": "log-probability", "log_odds": "log-odds", "logit": "logit"}
+_LONGEST = 18  # columns of a token in a label
+_ISOLATE, _POP = "\N{LEFT-TO-RIGHT ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
+
+
+def quantity(result: ResultFields) -> str:
+    """What the values are, in words: `probability`, or `difference in probability`."""
+    differs = result.incorrect_ids is not None or "difference" in result.settings
+    return f"difference in {_QUANTITIES[result.metric]}" if differs else _QUANTITIES[result.metric]
+
+
+def with_unit(words: str, unit: str) -> str:
+    """`credit [probability]`; a unit that the words end in is not repeated."""
+    return words if words.endswith(unit) else f"{words} [{unit}]"
+
+
+def short(text: str) -> str:
+    """A token in quotes, as long as a label can be; not yet escaped.
+
+    A token of a script that runs from right to left is isolated, so that it turns nothing around that stands beside it.
+    """
+    label = head(quoted(text), _LONGEST)
+    leftwards = any(unicodedata.bidirectional(character) in ("R", "AL") for character in label)
+    return f"{_ISOLATE}{label}{_POP}" if leftwards else label
+
+
+def target_of(result: OfTokens, token: Token) -> str:
+    """The target that is read at a token, less what it is compared with; not yet escaped."""
+    row, column = token
+    name = short(result.target_strings[row][column])
+    return (
+        name if result.incorrect_strings is None else f"{name} {MINUS} {short(result.incorrect_strings[row][column])}"
+    )
+
+
+def in_title(result: OfTokens, token: Token) -> str:
+    """The target for a title, whose lines must not break within a token."""
+    return target_of(result, token).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def where(result: OfTokens, token: Token) -> list[str]:
+    """Which token a figure is about: the end of the prompt, or the position alone where there is no text."""
+    place = int(result.positions[token])
+    if result.token_strings is None:
+        return [f"read at position {place}"]
+    return [f"after {tail(prompt(result, token), 38)}"]
+
+
+def of_row(result: OfTokens, row: int | None) -> list[Token]:
+    """The entries of one prompt that exist (of all prompts for None), in order.
+
+    Raises:
+        IndexError: for a prompt that there is not.
+        ValueError: where there is no entry.
+    """
+    count = result.mask.shape[0]
+    if row is not None and not -count <= row < count:
+        raise IndexError(f"batch must be 0 to {count - 1} (the prompts of this result), got {row}.")
+    tokens = [token for token in shown_tokens(result) if row is None or token[0] == row % count]
+    if not tokens:
+        where = "this result" if row is None else f"prompt {row}"
+        raise ValueError(f"{where} has no token to show: mask is False at all of its positions.")
+    return tokens
+
+
+def one_token(result: OfTokens, batch: int, pos: int) -> Token:
+    """The entry at `[batch][pos]`; a negative index counts from the end.
+
+    Raises:
+        IndexError: outside the axes.
+        ValueError: where `mask` is False.
+    """
+    found: list[int] = []
+    for axis, index, size in zip(("batch", "pos"), (batch, pos), result.mask.shape, strict=True):
+        if not -size <= index < size:
+            raise IndexError(f"{axis} must be 0 to {size - 1} on the {axis} axis of this result, got {index}.")
+        found.append(index % size)
+    token = (found[0], found[1])
+    if not bool(result.mask[token]):
+        there = result.mask.nonzero().tolist()
+        raise ValueError(
+            f"(batch, pos) {token} is masked: no target was read there (padding, or no such position). Choose one of "
+            f"{there[:8]}{' ...' if len(there) > 8 else ''}."
+        )
+    return token
+
+
+def tick_texts(result: OfTokens, tokens: Sequence[Token], by: str) -> list[str]:
+    """One label a token, escaped: the target, the token it is read at, or both, as `by` of `labelled_by` says."""
+    texts: list[str] = []
+    for token in tokens:
+        at, target = short(token_at(result, token)), target_of(result, token)
+        texts.append(escaped({"target": target, "token": at, "both": f"{at} → {target}"}[by]))
+    return texts
+
+
+def labelled_by(result: OfTokens, tokens: Sequence[Token]) -> str:
+    """What tells tokens apart: of an answer the targets; else the tokens, with the targets where these differ."""
+    if result.token_strings is None or getattr(result, "answer", None) is not None:
+        return "target"
+    return "token" if same_target(result, tokens) and len(tokens) > 1 else "both"
+
+
+def same_target(result: OfTokens, tokens: Sequence[Token]) -> bool:
+    """Whether all tokens are asked for one and the same target."""
+    return len({target_of(result, token) for token in tokens}) == 1
+
+
+def path_title(labels: Sequence[str]) -> str:
+    """What the segments are: blocks, or blocks and parts of them."""
+    return "block" if all(label.replace("-", "").isdigit() for label in labels) else "segment"
