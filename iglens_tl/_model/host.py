@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
@@ -38,6 +39,11 @@ class Host:
     @property
     def name(self) -> str:
         return str(getattr(self.model.cfg, "model_name", None) or type(self.model).__name__)
+
+    @cached_property
+    def hook_names(self) -> frozenset[str]:
+        """The model's hook points (a bridge takes 15 ms to list them, so they are listed once)."""
+        return frozenset(self.model.hook_dict)
 
     @property
     def tokenizer(self) -> Any:

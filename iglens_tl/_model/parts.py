@@ -170,7 +170,7 @@ def _name(half: int, host: Host) -> str:
 def _embeddings(host: Host, unit: str) -> PartSource:
     first = hook_name(0, host.n_layers)
     learned = getattr(host.model.cfg, "positional_embedding_type", "standard") == "standard"
-    if unit == "block" or not learned or not {"hook_embed", "hook_pos_embed"} <= set(host.model.hook_dict):
+    if unit == "block" or not learned or not {"hook_embed", "hook_pos_embed"} <= host.hook_names:
         return PartSource(NOTHING, 0, (first,), _as_they_are(("embed",)))
     return PartSource(NOTHING, 0, (first, "hook_embed", "hook_pos_embed"), _two_embeddings)
 
@@ -218,7 +218,7 @@ def _sublayer_hooks(host: Host, layer: int) -> tuple[str | None, str | None]:
 
     def found(*names: str) -> str | None:
         return next(
-            (f"blocks.{layer}.{name}" for name in names if f"blocks.{layer}.{name}" in host.model.hook_dict), None
+            (f"blocks.{layer}.{name}" for name in names if f"blocks.{layer}.{name}" in host.hook_names), None
         )
 
     attention, mlp = found("hook_attn_out"), found("hook_mlp_out")
@@ -236,7 +236,7 @@ def _difference(label: str) -> Build:
 def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> PartSource:
     name = f"blocks.{layer}.attn.hook_z"
     weight = getattr(host.model.blocks[layer].attn, "W_O", None)
-    if name not in host.model.hook_dict or not isinstance(weight, Tensor) or weight.ndim != 3:
+    if name not in host.hook_names or not isinstance(weight, Tensor) or weight.ndim != 3:
         raise UnsupportedModelError(
             f"the attention of block {layer} of {architecture(host.model) or host.name} does not expose its heads (attn.hook_z "
             'and a W_O [head, d_head, d_model]). Ask for unit="sublayer".'

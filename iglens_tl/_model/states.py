@@ -36,7 +36,7 @@ def hook_name(half: int, n_layers: int) -> str:
 def state_exists(host: Host, half: int) -> bool:
     """Whether the model's blocks have this state (parallel blocks have none between attention and MLP)."""
     parallel = bool(getattr(host.model.cfg, "parallel_attn_mlp", False))
-    return hook_name(half, host.n_layers) in host.model.hook_dict and not (half % 2 and parallel)
+    return hook_name(half, host.n_layers) in host.hook_names and not (half % 2 and parallel)
 
 
 def check_states_exist(host: Host, halves: Sequence[int]) -> None:
