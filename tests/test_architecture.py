@@ -55,6 +55,7 @@ LEVELS = {
     "plots._layers": 47,
     "plots._parts": 47,
     "plots._comparison": 47,
+    "plots._dataset": 47,
     "plots._export": 45,
     "plots": 48,
     "_model.host": 30,

@@ -17,8 +17,9 @@ import torch
 from pyarrow import parquet
 from scipy import stats
 
-from iglens_tl import NEXT, cli, loading, run_dataset, summarize
+from iglens_tl import NEXT, cli, loading, plots, run_dataset, summarize
 from iglens_tl._shards import RunFolder
+from tests.made_figures import summary as made_summary
 from tests.subjects import KINDS, speaking
 from tests.test_loading import made, saved
 
@@ -172,6 +173,44 @@ def test_what_is_no_run_is_refused(tmp_path: Path, folder: Path) -> None:
         summarize(tmp_path)
 
 
+# --- the figure ----------------------------------------------------------------------------------------------------
+
+
+def test_the_figure_shows_the_numbers_of_the_summary(folder: Path) -> None:
+    summary = summarize(folder)
+    bars, *lines = plots.mean_credits(summary).data
+    assert list(bars.x) == ["0", "1", "2"]
+    assert list(bars.y) == summary.segments["mean"].tolist()
+    assert [mean - half for mean, half in zip(bars.y, bars.error_y.array, strict=True)] == pytest.approx(
+        summary.segments["low"].tolist(), abs=1e-15
+    )
+    assert [line.name for line in lines] == ["mass", "crossing", "peak", "rank"]
+    for line in lines:
+        found = summary.onsets[summary.onsets["rule"] == line.name].set_index("label")["share"].to_dict()
+        column = "segment" if line.name in ("mass", "peak") else "end"
+        assert list(line.y) == [found.get(label, 0.0) for label in summary.segments[column]]
+
+
+def test_the_figure_says_what_is_at_no_segment() -> None:
+    title = plots.mean_credits(made_summary()).layout.title.text
+    assert "400 tokens of 40 prompts" in title
+    words = " ".join(title.replace("<br>", " ").split())
+    assert "9 prompts to do" in words
+    assert "crossing 75&#37; at 0_pre, rank 75&#37; none" in words
+
+
+def test_a_figure_of_nothing_is_refused(model: Any, tmp_path: Path) -> None:
+    summary = run_dataset(model, [*TEXTS[:1], {"prompt": "w05", "target": "w05 w06"}], tmp_path)
+    with pytest.raises(ValueError, match="holds no token: 2 of 2 prompts are done and 2 failed"):
+        plots.mean_credits(summary)
+
+
+def test_the_command_writes_the_figure(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["summarize", str(folder), "--figure", str(tmp_path / "f.html")]) == 0
+    assert "mean credit" in (tmp_path / "f.html").read_text(encoding="utf-8")
+    assert "mean credit" in capsys.readouterr().out
+
+
 # --- the command line ----------------------------------------------------------------------------------------------
 
 
@@ -242,6 +281,8 @@ def test_columns_are_options_and_failures_are_exit_code_1(
         (["run", __file__, "--out", "x", "--next", "--target", "w05"], "not allowed with"),
         (["summarize", "none"], "there is no folder 'none'"),
         (["summarize", ".", "--confidence", "1"], "below 1"),
+        (["summarize", ".", "--figure", "x.gif"], "--figure must end in .html"),
+        (["summarize", ".", "--figure", "none/x.html"], "there is no folder 'none'"),
     ],
 )
 def test_bad_words_are_one_line_before_a_model_is_loaded(

@@ -217,9 +217,7 @@ def _sublayer_hooks(host: Host, layer: int) -> tuple[str | None, str | None]:
     """Names of what a block's attention (or, in a hybrid, its mixer) and its MLP add to the stream."""
 
     def found(*names: str) -> str | None:
-        return next(
-            (f"blocks.{layer}.{name}" for name in names if f"blocks.{layer}.{name}" in host.hook_names), None
-        )
+        return next((f"blocks.{layer}.{name}" for name in names if f"blocks.{layer}.{name}" in host.hook_names), None)
 
     attention, mlp = found("hook_attn_out"), found("hook_mlp_out")
     if getattr(host.model.cfg, "attn_only", False):
