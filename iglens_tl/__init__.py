@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from iglens_tl._checks import MissingActivationError, QuadratureError, ReadoutMismatchError, UnsupportedModelError
+    from iglens_tl.ablation import ablate_layers
+    from iglens_tl.ablation_result import AblationResult
     from iglens_tl.answer_result import AnswerResult
     from iglens_tl.answers import attribute_answer
     from iglens_tl.attribution import ig_lens
@@ -16,14 +18,19 @@ if TYPE_CHECKING:
     from iglens_tl.companions import direct_logit_attribution, logit_lens
     from iglens_tl.comparison import LensComparison
     from iglens_tl.components import split
+    from iglens_tl.context import context_need
+    from iglens_tl.context_result import ContextNeed
     from iglens_tl.contrast import difference
     from iglens_tl.dataset import run_dataset
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
+    from iglens_tl.reference import ReferenceUpdates, reference_updates
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
+    from iglens_tl.study import onset_study
+    from iglens_tl.study_result import OnsetStudy
     from iglens_tl.summary import DatasetSummary, summarize
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
@@ -32,7 +39,9 @@ __version__ = "0.1.0"
 __all__ = [
     "NEXT",
     "TOP",
+    "AblationResult",
     "AnswerResult",
+    "ContextNeed",
     "DLAResult",
     "DatasetSummary",
     "Diagnosis",
@@ -43,14 +52,18 @@ __all__ = [
     "LogitLensResult",
     "MissingActivationError",
     "Onset",
+    "OnsetStudy",
     "QuadratureError",
     "ReadoutMismatchError",
+    "ReferenceUpdates",
     "SplitResult",
     "TokenSet",
     "UnsupportedModelError",
     "__version__",
+    "ablate_layers",
     "attribute_answer",
     "compare",
+    "context_need",
     "difference",
     "direct_logit_attribution",
     "doctor",
@@ -59,6 +72,8 @@ __all__ = [
     "layer_conductance",
     "layer_integrated_gradients",
     "logit_lens",
+    "onset_study",
+    "reference_updates",
     "run_dataset",
     "split",
     "summarize",
@@ -69,7 +84,9 @@ __all__ = [
 _HOMES = {
     "NEXT": "targets",
     "TOP": "targets",
+    "AblationResult": "ablation_result",
     "AnswerResult": "answer_result",
+    "ContextNeed": "context_result",
     "DLAResult": "companion_results",
     "DatasetSummary": "summary",
     "Diagnosis": "diagnosis",
@@ -80,13 +97,17 @@ _HOMES = {
     "LogitLensResult": "companion_results",
     "MissingActivationError": "_checks",
     "Onset": "results",
+    "OnsetStudy": "study_result",
     "QuadratureError": "_checks",
     "ReadoutMismatchError": "_checks",
+    "ReferenceUpdates": "reference",
     "SplitResult": "splits",
     "TokenSet": "targets",
     "UnsupportedModelError": "_checks",
+    "ablate_layers": "ablation",
     "attribute_answer": "answers",
     "compare": "lineup",
+    "context_need": "context",
     "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
@@ -95,6 +116,8 @@ _HOMES = {
     "layer_conductance": "layer_paths",
     "layer_integrated_gradients": "layer_paths",
     "logit_lens": "companions",
+    "onset_study": "study",
+    "reference_updates": "reference",
     "run_dataset": "dataset",
     "split": "components",
     "summarize": "summary",

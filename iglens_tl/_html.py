@@ -49,17 +49,17 @@ def _profile(result: ResultFields, token: Token) -> str:
     credits = columns[1].numbers or []
     bars = Column("", [""] * len(credits), numbers=credits)
     plain = [column._replace(numbers=None) for column in columns]
-    return _table([*plain, bars]) + "".join(_named(*line) for line in profile_summary(result, token))
+    return table([*plain, bars]) + "".join(_named(*line) for line in profile_summary(result, token))
 
 
 def _map(result: ResultFields, tokens: Sequence[Token]) -> str:
     shown = tokens[:_ROWS]
     groups = grouped(result.segment_labels, _GROUPS)
     missing = f"<div>... {len(tokens) - len(shown)} more tokens</div>" if len(tokens) > len(shown) else ""
-    return f"{_table(map_columns(result, shown, groups, levels=False))}{missing}<div>{markup.escape(map_note())}</div>"
+    return f"{table(map_columns(result, shown, groups, levels=False))}{missing}<div>{markup.escape(map_note())}</div>"
 
 
-def _table(columns: Sequence[Column]) -> str:
+def table(columns: Sequence[Column]) -> str:
     numbers = [abs(number) for column in columns for number in column.numbers or []]
     scale = max([0.0, *(number for number in numbers if number < float("inf"))])
     titles = "".join(f"<th{_align(column)}>{markup.escape(column.title)}</th>" for column in columns)

@@ -40,7 +40,7 @@ Pieces = Callable[[Sequence[Tensor], int], Iterator[tuple[tuple[str, ...], Tenso
 """The same, for parts too many to exist at once: at most as many at a time as the second argument says."""
 
 _MOST = 256
-_POST_NORMS = ("ln1_post", "ln1")  # OLMo-2's post-norm is called ln1 in TransformerLens 3
+POST_NORMS = ("ln1_post", "ln1")  # OLMo-2's post-norm is called ln1 in TransformerLens 3
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> Part
 
     def build(tensors: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
         z, added = tensors
-        labels, parts = _head_outputs(host, layer, wide(z))
-        way = way_of_adding(host, layer, _POST_NORMS, parts, added, "the heads and the bias")
+        labels, parts = head_outputs(host, layer, wide(z))
+        way = way_of_adding(host, layer, POST_NORMS, parts, added, "the heads and the bias")
         return labels, way(parts, parts.sum(0))
 
     return PartSource(start, end, (name, attention), build)
@@ -264,7 +264,7 @@ def _neurons(host: Host, layer: int, mlp: str, start: int, end: int) -> PartSour
     return PartSource(start, end, needs, build, stream)
 
 
-def _head_outputs(host: Host, layer: int, z: Float[Tensor, "rows head d_head"]) -> tuple[tuple[str, ...], Tensor]:
+def head_outputs(host: Host, layer: int, z: Float[Tensor, "rows head d_head"]) -> tuple[tuple[str, ...], Tensor]:
     """Every head's output `z W_O`, and the attention's bias where it has one."""
     attn = host.model.blocks[layer].attn
     weight = wide(attn.W_O.detach())
