@@ -21,11 +21,18 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from iglens_tl import __version__
-from iglens_tl._commands import answer, attribute, compare, doctor, split
+from iglens_tl._commands import ablate, answer, attribute, compare, doctor, split, study
 from iglens_tl._commands.arguments import Parser
 from iglens_tl._commands.errors import complain
 
-COMMANDS: dict[str, Any] = {"answer": answer, "compare": compare, "doctor": doctor, "split": split}
+COMMANDS: dict[str, Any] = {
+    "ablate": ablate,
+    "answer": answer,
+    "compare": compare,
+    "doctor": doctor,
+    "split": split,
+    "study": study,
+}
 """The commands by name: modules with SUMMARY, USAGE, add_arguments and run. Without one of these names: `attribute`."""
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141

@@ -56,6 +56,19 @@ def direction_of(host: Host, last: Float[Tensor, "rows d_model"], groups: Sequen
     columns = [ids[:, 0].to(weight.device) for ids in groups]
     u = _difference([weight[:, ids].T.double().cpu() for ids in columns])
     b_u = None if bias is None else _difference([bias[ids].double().cpu() for ids in columns])
+    return _through_norm(host, last, u, b_u)
+
+
+def mean_direction_of(host: Host, last: Float[Tensor, "rows d_model"]) -> Direction:
+    """The direction that writes the mean logit over the vocabulary: what centring takes off every target's."""
+    weight, bias = unembedding(host)
+    u = weight.double().mean(-1).cpu().expand(len(last), -1)
+    b_u = None if bias is None else bias.double().mean().cpu().expand(len(last))
+    return _through_norm(host, last, u, b_u)
+
+
+def _through_norm(host: Host, last: Tensor, u: Tensor, b_u: Tensor | None) -> Direction:
+    """What writes along `u` after the final norm, before it, with the norm's scale frozen at `last`."""
     factor, capped = _scale_of(transform_of(host))
     u = factor * u
     norm, of_norm = norm_formula(host), None

@@ -28,7 +28,7 @@ def neuron_activations(host: Host, layer: int) -> str:
     """
     name = f"blocks.{layer}.mlp.hook_post"
     weight = getattr(getattr(host.model.blocks[layer], "mlp", None), "W_out", None)
-    if name not in host.model.hook_dict or not isinstance(weight, Tensor) or weight.ndim != 2:
+    if name not in host.hook_names or not isinstance(weight, Tensor) or weight.ndim != 2:
         raise UnsupportedModelError(
             f"the MLP of block {layer} of {architecture(host.model) or host.name} does not expose its neurons (mlp.hook_post and "
             'a W_out [d_mlp, d_model]). Ask for unit="sublayer" or "head".'

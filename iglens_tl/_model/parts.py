@@ -40,7 +40,7 @@ Pieces = Callable[[Sequence[Tensor], int], Iterator[tuple[tuple[str, ...], Tenso
 """The same, for parts too many to exist at once: at most as many at a time as the second argument says."""
 
 _MOST = 256
-_POST_NORMS = ("ln1_post", "ln1")  # OLMo-2's post-norm is called ln1 in TransformerLens 3
+POST_NORMS = ("ln1_post", "ln1")  # OLMo-2's post-norm is called ln1 in TransformerLens 3
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _name(half: int, host: Host) -> str:
 def _embeddings(host: Host, unit: str) -> PartSource:
     first = hook_name(0, host.n_layers)
     learned = getattr(host.model.cfg, "positional_embedding_type", "standard") == "standard"
-    if unit == "block" or not learned or not {"hook_embed", "hook_pos_embed"} <= set(host.model.hook_dict):
+    if unit == "block" or not learned or not {"hook_embed", "hook_pos_embed"} <= host.hook_names:
         return PartSource(NOTHING, 0, (first,), _as_they_are(("embed",)))
     return PartSource(NOTHING, 0, (first, "hook_embed", "hook_pos_embed"), _two_embeddings)
 
@@ -217,9 +217,7 @@ def _sublayer_hooks(host: Host, layer: int) -> tuple[str | None, str | None]:
     """Names of what a block's attention (or, in a hybrid, its mixer) and its MLP add to the stream."""
 
     def found(*names: str) -> str | None:
-        return next(
-            (f"blocks.{layer}.{name}" for name in names if f"blocks.{layer}.{name}" in host.model.hook_dict), None
-        )
+        return next((f"blocks.{layer}.{name}" for name in names if f"blocks.{layer}.{name}" in host.hook_names), None)
 
     attention, mlp = found("hook_attn_out"), found("hook_mlp_out")
     if getattr(host.model.cfg, "attn_only", False):
@@ -236,7 +234,7 @@ def _difference(label: str) -> Build:
 def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> PartSource:
     name = f"blocks.{layer}.attn.hook_z"
     weight = getattr(host.model.blocks[layer].attn, "W_O", None)
-    if name not in host.model.hook_dict or not isinstance(weight, Tensor) or weight.ndim != 3:
+    if name not in host.hook_names or not isinstance(weight, Tensor) or weight.ndim != 3:
         raise UnsupportedModelError(
             f"the attention of block {layer} of {architecture(host.model) or host.name} does not expose its heads (attn.hook_z "
             'and a W_O [head, d_head, d_model]). Ask for unit="sublayer".'
@@ -246,8 +244,8 @@ def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> Part
 
     def build(tensors: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
         z, added = tensors
-        labels, parts = _head_outputs(host, layer, wide(z))
-        way = way_of_adding(host, layer, _POST_NORMS, parts, added, "the heads and the bias")
+        labels, parts = head_outputs(host, layer, wide(z))
+        way = way_of_adding(host, layer, POST_NORMS, parts, added, "the heads and the bias")
         return labels, way(parts, parts.sum(0))
 
     return PartSource(start, end, (name, attention), build)
@@ -266,7 +264,7 @@ def _neurons(host: Host, layer: int, mlp: str, start: int, end: int) -> PartSour
     return PartSource(start, end, needs, build, stream)
 
 
-def _head_outputs(host: Host, layer: int, z: Float[Tensor, "rows head d_head"]) -> tuple[tuple[str, ...], Tensor]:
+def head_outputs(host: Host, layer: int, z: Float[Tensor, "rows head d_head"]) -> tuple[tuple[str, ...], Tensor]:
     """Every head's output `z W_O`, and the attention's bias where it has one."""
     attn = host.model.blocks[layer].attn
     weight = wide(attn.W_O.detach())
