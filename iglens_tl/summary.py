@@ -21,7 +21,6 @@ Example::
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from collections import Counter
@@ -33,6 +32,9 @@ from typing import TYPE_CHECKING, Any
 from iglens_tl._checks import METRICS, shorten
 from iglens_tl._dataset_sums import SUMMED, Sums, require_scipy
 from iglens_tl._display import SMALL, credit
+from iglens_tl._fragment import bars, fragment, line
+from iglens_tl._fragment import table as html_table
+from iglens_tl._layout import Column
 from iglens_tl._onset import RULES
 from iglens_tl._shard_rows import ONSET_FRACTION
 from iglens_tl._shards import open_folder, read_shards
@@ -94,12 +96,19 @@ class DatasetSummary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows; every text escaped."""
-        head, *rows = self._table() or [[]]
-        cells = "".join(f"<th>{html.escape(text)}</th>" for text in head)
-        body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in rows)
-        below = "".join(f"<div>{html.escape(line)}</div>" for line in (*self._notes(), *self._failed()) if line)
-        return f"<div>{html.escape(self._heading())}</div><table><tr>{cells}</tr>{body}</table>{below}"
+        """What a notebook shows: a row for each segment, with bars; every text escaped."""
+        titles, *rows = self._table() or [[]]
+        below = [line(words) for words in self._failed()]
+        if not rows:
+            return fragment(self._heading(), *below)
+        means: list[float] = self.segments["mean"].tolist()
+        drawn = [
+            Column(title, cells, right=title != "segment")
+            if title
+            else bars([*means, *[0.0] * (len(rows) - len(means))])
+            for title, cells in zip(titles, zip(*rows, strict=True), strict=True)
+        ]
+        return fragment(self._heading(), html_table(drawn), *below, note=" ".join(self._notes()))
 
     def _heading(self) -> str:
         state = "complete" if self.is_complete else f"{self.n_prompts - self.n_done} to do"
@@ -157,10 +166,10 @@ def _percent(share: float) -> str:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    bars = 3
+    drawn = 3  # the column of bars
     return [
         "  ".join(
-            cell.ljust(w) if i in (0, bars) else cell.rjust(w)
+            cell.ljust(w) if i in (0, drawn) else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -7,19 +7,24 @@ import pytest
 import torch
 
 from iglens_tl import (
+    AblationResult,
     AnswerResult,
+    ContextNeed,
     Diagnosis,
     DLAResult,
     Finding,
     LayerPathResult,
     LensComparison,
     LogitLensResult,
+    OnsetStudy,
     SplitResult,
 )
 from iglens_tl._fragment import bars, fragment, signed, table
 from iglens_tl._layout import Column
 from iglens_tl._shares import Part
+from tests.made_figures import summary
 from tests.made_results import NAN, make, one, rich
+from tests.made_studies import made_table
 
 HOSTILE = [
     "<s>",
@@ -245,6 +250,44 @@ def split():
     )
 
 
+def ablation():
+    grid = torch.tensor([0.5, -0.1], dtype=torch.float64)[:, None, None].expand(-1, 1, len(HOSTILE)).contiguous()
+    return AblationResult(
+        **dict.fromkeys(("clean", "clean_prob"), grid[0]),
+        **dict.fromkeys(("after", "drop", "after_prob"), grid),
+        layer_labels=("<b>0</b>", "1"),
+        blocks=(0, 1),
+        component="block",
+        mode="zero",
+        scope="target",
+        effect="total",
+        metric="prob",
+        forwards=1,
+        block_evaluations=2,
+        **{**about(hostile()), "settings": {"replacement": "<s>0</s>"}},
+    )
+
+
+def context():
+    grid = torch.tensor([0.1, 0.9], dtype=torch.float64)[:, None, None].expand(-1, 1, len(HOSTILE)).contiguous()
+    return ContextNeed(
+        clean=grid[1],
+        transplant=grid,
+        transplant_each=None,
+        attention_cut=grid,
+        state_labels=("<b>0</b>", "final_post"),
+        segment_labels=("<i>0</i>",),
+        metric="prob",
+        forwards=1,
+        block_evaluations=2,
+        **about(hostile()),
+    )
+
+
+def study():
+    return OnsetStudy(made_table(4, 2), {}, {"model": "<script>"})
+
+
 def diagnosis():
     return Diagnosis("<script>model</script>", (Finding("<b>x</b>", True, "<i>"), Finding("y", False, "&amp;")))
 
@@ -257,9 +300,15 @@ EVERY = {
     "LensComparison": comparison,
     "AnswerResult": answer,
     "SplitResult": split,
+    "AblationResult": ablation,
+    "ContextNeed": context,
+    "OnsetStudy": study,
+    "DatasetSummary": summary,
     "Diagnosis": diagnosis,
     "Onset": lambda: hostile().onset("peak"),
 }
+
+OF_NO_TOKENS = {"Onset", "Diagnosis", "OnsetStudy", "DatasetSummary"}
 
 
 def test_every_result_has_a_form_for_notebooks():
@@ -287,7 +336,7 @@ def test_the_form_is_escaped_small_and_of_no_colour_of_its_own(kind):
     fragment.encode("utf-8")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in EVERY if kind not in ("Onset", "Diagnosis")])
+@pytest.mark.parametrize("kind", sorted(EVERY.keys() - OF_NO_TOKENS))
 def test_markup_of_tokens_is_read_as_text(kind):
     assert "<script>alert(1)</script>" in "".join(Page(EVERY[kind]()._repr_html_()).words)
 
