@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from iglens_tl.context import context_need
     from iglens_tl.context_result import ContextNeed
     from iglens_tl.contrast import difference
+    from iglens_tl.dataset import run_dataset
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
+    from iglens_tl.estimation import Estimate, estimate
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
     from iglens_tl.reference import ReferenceUpdates, reference_updates
+    from iglens_tl.report import report_html, write_report
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
     from iglens_tl.study import onset_study
     from iglens_tl.study_result import OnsetStudy
+    from iglens_tl.summary import DatasetSummary, summarize
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
 __version__ = "0.1.0"
@@ -41,7 +45,9 @@ __all__ = [
     "AnswerResult",
     "ContextNeed",
     "DLAResult",
+    "DatasetSummary",
     "Diagnosis",
+    "Estimate",
     "Finding",
     "IGLensResult",
     "LayerPathResult",
@@ -64,6 +70,7 @@ __all__ = [
     "difference",
     "direct_logit_attribution",
     "doctor",
+    "estimate",
     "generate_and_attribute",
     "ig_lens",
     "layer_conductance",
@@ -71,7 +78,11 @@ __all__ = [
     "logit_lens",
     "onset_study",
     "reference_updates",
+    "report_html",
+    "run_dataset",
     "split",
+    "summarize",
+    "write_report",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -83,7 +94,9 @@ _HOMES = {
     "AnswerResult": "answer_result",
     "ContextNeed": "context_result",
     "DLAResult": "companion_results",
+    "DatasetSummary": "summary",
     "Diagnosis": "diagnosis",
+    "Estimate": "estimation",
     "Finding": "diagnosis",
     "IGLensResult": "results",
     "LayerPathResult": "companion_results",
@@ -105,6 +118,7 @@ _HOMES = {
     "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
+    "estimate": "estimation",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
     "layer_conductance": "layer_paths",
@@ -112,7 +126,11 @@ _HOMES = {
     "logit_lens": "companions",
     "onset_study": "study",
     "reference_updates": "reference",
+    "report_html": "report",
+    "run_dataset": "dataset",
     "split": "components",
+    "summarize": "summary",
+    "write_report": "report",
 }
 
 

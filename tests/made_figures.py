@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pandas
 import torch
 
-from iglens_tl import LensComparison, LogitLensResult, SplitResult, plots
+from iglens_tl import DatasetSummary, LensComparison, LogitLensResult, SplitResult, plots
 from iglens_tl._shares import Part
 from tests.made_results import NAN, make, one
 
@@ -44,6 +45,16 @@ def flat_then_steep():
     """30 segments of which 26 hold next to nothing, a loss among the others: `h_0` is 0.01, the last state 0.75."""
     credits = [1e-5] * 26 + [0.05, 0.3, -0.11, 0.49974]
     return one(torch.tensor([0.01, *credits], dtype=torch.float64).cumsum(0).tolist())
+
+
+def wordy(n):
+    """Tokens, targets and what these are compared with, all longer than a label can be, in a long prompt."""
+    texts = tuple(f" Donaudampfschifffahrtsgesellschaft{index}" for index in range(n))
+    wrong = torch.full((1, n, 1), 3)
+    values = random_values(5, 1, n)
+    return make(
+        values, token_strings=(texts,), targets=[list(texts)], incorrect_ids=wrong, incorrect_strings=(texts[::-1],)
+    )
 
 
 def nats():
@@ -150,15 +161,18 @@ FIGURES = {
     "waterfall, nats": lambda: plots.waterfall(nats()),
     "waterfall, up and down": lambda: plots.waterfall(one(random_values(30, 1, 1)[:, 0, 0].tolist())),
     "waterfall, estimated": lambda: plots.waterfall(with_gap()),
+    "waterfall, long words": lambda: plots.waterfall(wordy(1), pos=0),
     "heatmap, labels": lambda: plots.heatmap(hostile(answer="".join(HOSTILE[:2]))),
     "heatmap, both labels": lambda: plots.heatmap(hostile(), top=lens_of(hostile())),
     "heatmap, levels": lambda: plots.heatmap(padded(), value="level"),
     "heatmap, long": lambda: plots.heatmap(long()),
     "trajectories, named": lambda: plots.trajectories(padded()),
+    "trajectories, long names": lambda: plots.trajectories(wordy(8)),
     "trajectories, thin": lambda: plots.trajectories(hostile()),
     "gain_loss": lambda: plots.gain_loss(long(60)),
     "comparison": lambda: plots.comparison(comparison(), ablation=ablation(comparison()), pos=1),
     "comparison, 30 blocks": lambda: plots.comparison(comparison(flat_then_steep())),
+    "mean_credits": lambda: plots.mean_credits(summary()),
     "heads": lambda: plots.heads(heads(30, 9)),
     "top_parts": lambda: plots.top_parts(heads(30, 9)),
 }
@@ -170,3 +184,35 @@ def with_gap():
     exact = one([0.1, 0.3, 0.8])
     credits = exact.attribution - 0.01
     return one([0.1, 0.3, 0.8], attribution=credits, gap=credits.sum(0) - exact.total, estimator="midpoint")
+
+
+def summary(k=30):
+    """What a run of 40 prompts found, ten tokens each; some of them without an onset, some at the first state."""
+    random = torch.Generator().manual_seed(3)
+    segments = pandas.DataFrame({
+        "segment": [str(index) for index in range(k)],
+        "start": [f"{index}_pre" for index in range(k)],
+        "end": [*(f"{index}_pre" for index in range(1, k)), "final_post"],
+        "hidden_state": range(1, k + 1),
+        "mean": torch.randn(k, generator=random, dtype=torch.float64).numpy() / 10,
+    })  # fmt: skip
+    half = torch.rand(k, generator=random, dtype=torch.float64).numpy() / 20
+    segments = segments.assign(
+        low=segments["mean"] - half, high=segments["mean"] + half, mean_abs=0.2, n_tokens=400, n_prompts=40
+    )
+    places = {"mass": "5", "crossing": "0_pre", "peak": "29", "rank": None}
+    onsets = [(rule, label, 300, 0.75) for rule, label in places.items()]
+    onsets += [(rule, "final_post" if rule in ("crossing", "rank") else "12", 100, 0.25) for rule in places]
+    return DatasetSummary(
+        n_prompts=50,
+        n_done=41,
+        n_tokens=400,
+        segments=segments,
+        onsets=pandas.DataFrame(onsets, columns=["rule", "label", "n_tokens", "share"], dtype=object),
+        failures=pandas.DataFrame({"prompt_index": [7], "error": ["<b>"]}),
+        confidence=0.95,
+        onset_fraction=0.5,
+        metric="prob",
+        unit="probability",
+        settings={},
+    )

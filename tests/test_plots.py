@@ -280,13 +280,20 @@ def test_positions_are_the_axis_and_tokens_the_tick_texts():
     assert texts.count("' the'") == 2
 
 
+def test_a_position_that_is_asked_for_twice_has_two_columns():
+    fig = plots.heatmap(padded().select(pos=[1, 2, 1]))
+    assert list(fig.data[0].x) == list(fig.layout.xaxis.labelalias) == ["1", "2", "1 (2)"]
+
+
 def test_ticks_name_the_token_the_target_or_both():
     def ticks(**changes):
         fig = plots.heatmap(make(random_values(3, 1, 2), **changes))
         return [unescaped(text) for text in fig.layout.xaxis.labelalias.values()], fig.layout.xaxis.title.text
 
     assert ticks() == (["'w00' → ' t00'", "'w01' → ' t01'"], "token → target")
-    assert ticks(targets=[[" a", " a"]]) == (["'w00'", "'w01'"], "token")
+    same = torch.tensor([[[5], [5]]])
+    assert ticks(targets=[[" a", " a"]], target_ids=same) == (["'w00'", "'w01'"], "token")
+    assert ticks(targets=[["a" * 40, "a" * 50]])[1] == "token → target", "texts may look alike"
     assert ticks(answer="t") == (["' t00'", "' t01'"], "target")
     assert ticks(token_strings=None, tokens=None, token_mask=None) == (["' t00'", "' t01'"], "target")
     ids = torch.full((1, 2, 1), 3)
