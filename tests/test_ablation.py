@@ -19,6 +19,7 @@ from iglens_tl import (
 )
 from tests.families import FAMILIES
 from tests.models import BATCH, HOOKED, NATIVE, TOKENS, bridge, converted, hooked
+from tests.oracles import lens_head
 from tests.subjects import KINDS, N_LAYERS, ROWS, cached, each_kind, fresh, padded, speaking, subject, tiny
 from tests.watching import forwards, refused, untouched
 
@@ -212,6 +213,27 @@ def test_direct_effects_by_hand(kind):
                     instead = instead[which] @ weight if component == "head" else instead
                 wanted = head.prob(last - u[:, -1].double() + instead, targets)
                 assert (result.after[row, :, 0] - wanted).abs().max() <= SAME, (component, mode, block)
+
+
+@pytest.mark.hooked
+def test_direct_effect_of_a_head_behind_a_post_norm():
+    """The norm behind attention is linear once its scale is frozen at the clean run's."""
+    model = hooked(**HOOKED["post-norms and soft-caps, as Gemma-2"])
+    head, cache = lens_head(model), cached(model, TOKENS)
+    result = ablate_layers(model, TOKENS, targets=7, component="head", effect="direct")
+    for row, (label, block) in enumerate(zip(result.layer_labels, result.blocks, strict=True)):
+        at, which = f"blocks.{block}.", int(label.split("H")[1])
+        written = (
+            cache[at + "attn.hook_z"][0, -1, which].double() @ model.blocks[block].attn.W_O.detach()[which].double()
+        )
+        scale, weight = (
+            cache[at + "ln1_post.hook_scale"][0, -1].double(),
+            model.blocks[block].ln1_post.w.detach().double(),
+        )
+        wanted = head.prob(
+            cache["blocks.2.hook_resid_post"][0, -1].double() - written / scale * weight, torch.tensor(7)
+        )
+        assert result.after[row].item() == pytest.approx(wanted.item(), abs=SAME)
 
 
 # --- Other ways of hooking ---------------------------------------------------------------------------------------
