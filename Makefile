@@ -8,7 +8,7 @@ ENV_3.9 := .venv
 ENV_2.18 := .venvs/tl-2.18
 ENV_4.3 := .venvs/tl-4.3
 
-.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 bench pictures notebooks clean
+.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 study study-page bench pictures notebooks clean
 
 demo: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/iglens "$(QUESTION)"
@@ -60,8 +60,20 @@ $(ENV_2.18)/.ready: pyproject.toml constraints/tl-2.18.txt
 $(ENV_4.3)/.ready: pyproject.toml constraints/tl-4.3.txt
 	$(call install,$(ENV_4.3),4.3,test)
 
-bench: $(ENV_3.9)/.ready
-	$(ENV_3.9)/bin/python benchmarks/readout.py
+# The onset study: hours on two cores; goes on where it was interrupted. `make study-page` makes the page of what is stored.
+STUDY := studies/onset
+WRITTEN := --page $(STUDY)/RESULTS.md --departures $(STUDY)/departures.md
+
+study: $(ENV_3.9)/.ready
+	HF_HUB_OFFLINE=1 $(ENV_3.9)/bin/iglens study $(STUDY)/prompts.jsonl --reference $(STUDY)/reference.jsonl \
+		--out $(STUDY)/run --save $(STUDY)/results.parquet $(WRITTEN)
+
+study-page: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/iglens study --out $(STUDY)/results.parquet $(WRITTEN)
+
+bench: $(ENV_3.9)/.ready $(ENV_4.3)/.ready
+	$(ENV_3.9)/bin/python -m benchmarks.readout --out benchmarks/results/readout.json
+	$(ENV_4.3)/bin/python -m benchmarks.neighbours --out benchmarks/results/neighbours.json
 
 # The README's pictures, drawn by Chrome or Chromium.
 pictures: $(ENV_3.9)/.ready

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from unittest import mock
 import torch
 
 from iglens_tl import NEXT, ig_lens
+from iglens_tl._core import readout as core
 from iglens_tl._core.readout import Readout
 from iglens_tl.demo import demo_model
 
@@ -46,14 +48,18 @@ def residual_cache(model: Any, tokens: torch.Tensor) -> Any:
 
 def count_rows(call: Callable[[], object]) -> int:
     """Rows that pass through the readout during a call."""
-    read = Readout.logits
+    read, tiles = Readout.logits, core._levels_in_tiles
     rows: list[int] = []
 
     def counted(self: Readout, chunk: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         rows.append(len(chunk))
         return read(self, chunk, out)
 
-    with mock.patch.object(Readout, "logits", counted):
+    def in_tiles(readout: Readout, chunk: torch.Tensor, *rest: Any) -> Any:
+        rows.append(len(chunk))
+        return tiles(readout, chunk, *rest)
+
+    with mock.patch.object(Readout, "logits", counted), mock.patch.object(core, "_levels_in_tiles", in_tiles):
         call()
     return sum(rows)
 
@@ -126,6 +132,28 @@ def peak(n_tokens: int) -> dict[str, Any]:
     return {"tokens": n_tokens, "states": model.cfg.n_layers + 1, "extra_peak_mb": (_peak_kib() - before) * 1024 / 1e6}
 
 
+def peak_in_child(n_tokens: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--peak", str(n_tokens)], check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    names = [
+        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "processor": names[0] if names else platform.machine(),
+        "cores": len(names),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformer_lens": version("transformer_lens"),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=256)
@@ -136,11 +164,9 @@ def main() -> None:
     if arguments.peak:
         print(json.dumps(peak(arguments.peak)))
         return
-    child = [sys.executable, __file__, "--peak", "1024"]
-    peaks = json.loads(subprocess.run(child, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    peaks = [peak_in_child(n_tokens) for n_tokens in (1024, 4096)]
     report = {
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
-        "torch": torch.__version__,
+        "machine": machine(),
         "speed": speed(arguments.tokens, arguments.repeats),
         "memory": peaks,
     }

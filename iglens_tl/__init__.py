@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from iglens_tl.context_result import ContextNeed
     from iglens_tl.contrast import difference
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
+    from iglens_tl.estimation import Estimate, estimate
     from iglens_tl.generation import generate_and_attribute
     from iglens_tl.layer_paths import layer_conductance, layer_integrated_gradients
     from iglens_tl.lineup import compare
     from iglens_tl.reference import ReferenceUpdates, reference_updates
+    from iglens_tl.report import report_html, write_report
     from iglens_tl.results import IGLensResult, Onset
     from iglens_tl.splits import SplitResult
     from iglens_tl.study import onset_study
@@ -42,6 +44,7 @@ __all__ = [
     "ContextNeed",
     "DLAResult",
     "Diagnosis",
+    "Estimate",
     "Finding",
     "IGLensResult",
     "LayerPathResult",
@@ -64,6 +67,7 @@ __all__ = [
     "difference",
     "direct_logit_attribution",
     "doctor",
+    "estimate",
     "generate_and_attribute",
     "ig_lens",
     "layer_conductance",
@@ -71,7 +75,9 @@ __all__ = [
     "logit_lens",
     "onset_study",
     "reference_updates",
+    "report_html",
     "split",
+    "write_report",
 ]
 
 # The module of each public name. It is imported when the name is first used: a saved result loads where there is no
@@ -84,6 +90,7 @@ _HOMES = {
     "ContextNeed": "context_result",
     "DLAResult": "companion_results",
     "Diagnosis": "diagnosis",
+    "Estimate": "estimation",
     "Finding": "diagnosis",
     "IGLensResult": "results",
     "LayerPathResult": "companion_results",
@@ -105,6 +112,7 @@ _HOMES = {
     "difference": "contrast",
     "direct_logit_attribution": "companions",
     "doctor": "diagnosis",
+    "estimate": "estimation",
     "generate_and_attribute": "generation",
     "ig_lens": "attribution",
     "layer_conductance": "layer_paths",
@@ -112,7 +120,9 @@ _HOMES = {
     "logit_lens": "companions",
     "onset_study": "study",
     "reference_updates": "reference",
+    "report_html": "report",
     "split": "components",
+    "write_report": "report",
 }
 
 

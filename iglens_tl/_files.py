@@ -23,10 +23,10 @@ def write(path: str | Path, kind: str, tensors: Mapping[str, Tensor], plain: Map
     """Write `tensors` and `plain` (JSON values) as a file that says it holds a `kind`; whole, or not at all."""
     header = json.dumps({"format": FORMAT, "kind": kind, "fields": plain}, ensure_ascii=True, sort_keys=True)
     own = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    _replace(Path(path), safetensors.torch.save(own, {KEY: header}))
+    replace_whole(Path(path), safetensors.torch.save(own, {KEY: header}))
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_whole(path: Path, data: bytes) -> None:
     """Write beside the target, then rename: a reader sees the old file or the new one, never half of one."""
     beside = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:

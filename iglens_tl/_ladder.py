@@ -6,7 +6,6 @@ the layers, and the others are counted.
 
 from __future__ import annotations
 
-import html as markup
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from iglens_tl._display import head, pad
-from iglens_tl._html import table
+from iglens_tl._fragment import fragment, line, table
 from iglens_tl._layout import Column, Token, shown_tokens
 from iglens_tl._tables import objects, token_columns
 from iglens_tl._tokens_asked import TokensAsked, heading
@@ -63,7 +62,7 @@ def text(result: TokensAsked, title: str, columns: Columns, weight: Tensor, note
     lines = [head(title, width)]
     for token in tokens[:_TOKENS]:
         kept, left = _kept(weight[(slice(None), *token)], rows)
-        lines += [*(head(line, width) for line in heading(result, token)), "", *_drawn(columns(token, kept)), ""]
+        lines += [*(head(words, width) for words in heading(result, token)), "", *_drawn(columns(token, kept)), ""]
         lines += [f"({left} rows of smaller change are left out: to_dataframe() has them)", ""] if left else []
     more = [f"... {len(tokens) - _TOKENS} more tokens: see to_dataframe()", ""] if len(tokens) > _TOKENS else []
     return "\n".join([*lines, *more, *textwrap.wrap(note, max(width, 20))])
@@ -72,19 +71,14 @@ def text(result: TokensAsked, title: str, columns: Columns, weight: Tensor, note
 def html(result: TokensAsked, title: str, columns: Columns, weight: Tensor, note: str, rows: int = 40) -> str:
     """The same as a fragment of HTML."""
     tokens = shown_tokens(result)
-    blocks = [f"<div><b>{markup.escape(title)}</b></div>"]
+    blocks: list[str] = []
     for token in tokens[:_TOKENS]:
         kept, left = _kept(weight[(slice(None), *token)], rows)
-        blocks += [
-            f'<div style="white-space:pre-wrap">{markup.escape(head(line, 120))}</div>'
-            for line in heading(result, token)
-        ]
+        blocks += [line(head(words, 120)) for words in heading(result, token)]
         blocks.append(table(columns(token, kept)))
-        blocks += [f"<div>{left} rows of smaller change are left out</div>"] if left else []
-    if len(tokens) > _TOKENS:
-        blocks.append(f"<div>... {len(tokens) - _TOKENS} more tokens</div>")
-    blocks.append(f'<div style="max-width:60em;opacity:.8">{markup.escape(note)}</div>')
-    return f'<div style="font-size:90%">{"".join(blocks)}</div>'
+        blocks += [line(f"{left} rows of smaller change are left out")] if left else []
+    more = f"... {len(tokens) - _TOKENS} more tokens" if len(tokens) > _TOKENS else ""
+    return fragment(title, *blocks, line(more), note=note)
 
 
 def _kept(weight: Tensor, rows: int) -> tuple[list[int], int]:

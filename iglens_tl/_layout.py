@@ -36,12 +36,13 @@ class Group(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table; `numbers` are the credits behind the cells, for a bar."""
+    """A column of a table; `numbers` are what a bar shows, on a `scale` of its own or on that of the whole table."""
 
     title: str
     cells: Sequence[str]
     right: bool = True
     numbers: Sequence[float] | None = None
+    scale: float | None = None
 
 
 def grouped(labels: Sequence[str], count: int) -> list[Group]:
@@ -64,7 +65,7 @@ def grouped_by_mass(result: ResultFields, tokens: Sequence[Token], count: int) -
     `count`. A larger `count` only splits groups further.
     """
     rows, columns = (list(axis) for axis in zip(*tokens, strict=True))
-    size = result.attribution[:, rows, columns].abs()
+    size = result.attribution[:, rows, columns].abs().nan_to_num(posinf=0)
     share = (size / size.sum(0).clamp(min=TINY)).sum(1)
     mass = [0.0, *share.cumsum(0).tolist()]
     bounds = [0, result.n_segments]
@@ -208,7 +209,7 @@ def headings(result: ResultFields) -> list[tuple[str, str]]:
         # What follows the first token that is read is, of an answer, the answer.
         lines.append(("prompt", prompt(result, tokens[-1 if result.answer is None else 0])))
     if len(tokens) == 1:
-        lines.extend(_token_headings(result, tokens[0]))
+        lines.extend(token_headings(result, tokens[0]))
     if result.answer is not None:
         lines.append(("answer", quoted(result.answer)))
     baseline = f", baseline {result.settings['baseline']}" if "baseline" in result.settings else ""
@@ -224,15 +225,20 @@ def prompt(result: OfTokens, token: Token) -> str:
     return quoted(joined(text for text, keep in zip(texts, real, strict=False) if keep))
 
 
-def _token_headings(result: ResultFields, token: Token) -> list[tuple[str, str]]:
-    at = f" {quoted(token_at(result, token))}" if result.token_strings is not None else ""
-    where = f"read at position {int(result.positions[token])}{at}"
-    lines = [("target", f"{named(result.target_strings, result.target_ids, token)}, {where}")]
+def token_headings(result: ResultFields, token: Token) -> list[tuple[str, str]]:
+    """What was asked of one token and what was read: target, incorrect where there is one, value."""
+    lines = [("target", f"{named(result.target_strings, result.target_ids, token)}, {where_read(result, token)}")]
     if result.incorrect_ids is not None and result.incorrect_strings is not None:
         lines.append(("incorrect", named(result.incorrect_strings, result.incorrect_ids, token)))
     first, last = (precise(_value(result, index, token)) for index in (0, -1))
     own = "" if result.model_value is None else f"; the model's own logits: {precise(float(result.model_value[token]))}"
     return [*lines, ("value", f"{first} at {result.state_labels[0]} -> {last} at {result.state_labels[-1]}{own}")]
+
+
+def where_read(result: OfTokens, token: Token) -> str:
+    """The place at which a target is read: `read at position 4 ' is'`."""
+    at = f" {quoted(token_at(result, token))}" if result.token_strings is not None else ""
+    return f"read at position {int(result.positions[token])}{at}"
 
 
 def named(grid: Sequence[Sequence[str]], ids: Tensor, token: Token) -> str:
@@ -264,20 +270,27 @@ _RULE_WORDS = {
 }
 
 
+def onset_meaning(rule: str, fraction: float) -> str:
+    """Where a rule finds the onset, in words."""
+    return _RULE_WORDS[rule].format(f"{fraction:g}")
+
+
 def map_note(rule: Rule = DEFAULT_RULE) -> str:
     """Under a map: the rule of its onset column."""
-    words = _RULE_WORDS[rule[0]].format(f"{rule[1]:g}")
-    return f'onset: {words} (rule "{rule[0]}"); onsets() gives every rule.'
+    return f'onset: {onset_meaning(*rule)} (rule "{rule[0]}"); onsets() gives every rule.'
+
+
+def quantity(result: ResultFields) -> str:
+    """What credits are amounts of."""
+    words = _QUANTITY[result.metric]
+    if result.incorrect_ids is not None:
+        words = f"difference in {words}, target less incorrect,"
+    return f"{words}, of the first run less the second," if "difference" in result.settings else words
 
 
 def reading(result: ResultFields) -> str:
     """What a credit means, and what it does not."""
-    quantity = _QUANTITY[result.metric]
-    if result.incorrect_ids is not None:
-        quantity = f"difference in {quantity}, target less incorrect,"
-    if "difference" in result.settings:
-        quantity = f"{quantity}, of the first run less the second,"
     return (
-        f"credit = extra {quantity} that norm+unembedding read from the state after this segment, given the state "
+        f"credit = extra {quantity(result)} that norm+unembedding read from the state after this segment, given the state "
         f"before it; not the layer's causal effect through the blocks above. {SMALL} = less than 0.00005."
     )

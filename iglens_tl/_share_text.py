@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from iglens_tl._display import SMALL, credit, head, pad, tail
-from iglens_tl._layout import Token, headings, shown_tokens, who_columns
+from iglens_tl._fragment import bars, fragment, line, named
+from iglens_tl._fragment import table as html_table
+from iglens_tl._layout import Column, Token, headings, shown_tokens, who_columns
 from iglens_tl._shares import ShareFields
 
 _NAME = 11
@@ -53,18 +55,12 @@ def html(shares: ShareFields, columns: Mapping[str, Tensor]) -> str:
     tokens = shown_tokens(shares.whole)
     blocks = [
         (f"<div><b>{markup.escape(_who(shares, token))}</b></div>" if len(tokens) > 1 else "")
-        + _html_table(table(shares, columns, token, _HTML_ROWS))
+        + _html_table(shares, columns, token)
         for token in tokens[:_TOKENS]
     ]
-    more = f"<div>... {len(tokens) - _TOKENS} more tokens</div>" if len(tokens) > _TOKENS else ""
-    named = "".join(
-        f'<div style="white-space:pre-wrap"><b>{markup.escape(name)}</b> {markup.escape(tail(words, 120))}</div>'
-        for name, words in _heads(shares)
-    )
-    return (
-        f'<div style="font-size:90%"><div><b>{markup.escape(title(shares))}</b></div>{named}{"".join(blocks)}{more}'
-        f'<div style="max-width:60em;opacity:.8">{markup.escape(reading(shares))}</div></div>'
-    )
+    more = line(f"... {len(tokens) - _TOKENS} more tokens" if len(tokens) > _TOKENS else "")
+    above = [named(name, tail(words, 120)) for name, words in _heads(shares)]
+    return fragment(title(shares), *above, *blocks, more, note=reading(shares))
 
 
 def title(shares: ShareFields) -> str:
@@ -105,8 +101,7 @@ def _who(shares: ShareFields, token: Token) -> str:
 def table(shares: ShareFields, columns: Mapping[str, Tensor], token: Token, max_rows: int) -> Table:
     """Titles, then a row for each of the largest parts, for the rest, and for the sum."""
     at = (slice(None), *token)
-    order = shares.attribution[at].abs().argsort(descending=True, stable=True).tolist()
-    shown, rest = order[:max_rows], order[max_rows:]
+    shown, rest = _largest(shares, token, max_rows)
     several = shares.whole.n_segments > 1
     rows: Table = [["part", *(["segment"] if several else []), *columns]]
 
@@ -119,6 +114,12 @@ def table(shares: ShareFields, columns: Mapping[str, Tensor], token: Token, max_
         rows.append(row(f"{len(rest)} others", "", rest))
     rows.append(["sum", *([""] if several else []), *_sums(columns, token)])
     return rows
+
+
+def _largest(shares: ShareFields, token: Token, max_rows: int) -> tuple[list[int], list[int]]:
+    """The parts of largest |credit|, and all others."""
+    order = shares.attribution[(slice(None), *token)].abs().argsort(descending=True, stable=True).tolist()
+    return order[:max_rows], order[max_rows:]
 
 
 def _sums(columns: Mapping[str, Tensor], token: Token) -> list[str]:
@@ -134,7 +135,14 @@ def _drawn(rows: Table) -> list[str]:
     ]
 
 
-def _html_table(rows: Table) -> str:
-    titles = "".join(f"<th>{markup.escape(cell)}</th>" for cell in rows[0])
-    body = "".join(f"<tr>{''.join(f'<td>{markup.escape(cell)}</td>' for cell in row)}</tr>" for row in rows[1:])
-    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+def _html_table(shares: ShareFields, columns: Mapping[str, Tensor], token: Token) -> str:
+    """The table with bars beside the credits; the rest and the sum have none."""
+    titles, *rows = table(shares, columns, token, _HTML_ROWS)
+    shown, _ = _largest(shares, token, _HTML_ROWS)
+    credits: list[float] = shares.attribution[(shown, *token)].tolist()
+    drawn: list[Column] = []
+    for name, cells in zip(titles, zip(*rows, strict=True), strict=True):
+        drawn.append(Column(name, cells, right=name in columns))
+        if name == "credit":
+            drawn.append(bars([*credits, *[0.0] * (len(rows) - len(credits))]))
+    return html_table(drawn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from iglens_tl import _study_analysis as analysis
+from iglens_tl._fragment import bars, line, table
+from iglens_tl._layout import Column
 from iglens_tl._study_analysis import Measurements
 from iglens_tl._study_statistics import N_RESAMPLES
 
@@ -92,19 +93,30 @@ def page(
 
 def summary(m: Measurements) -> str:
     """The primary outcome in a few lines."""
-    table = analysis.agreement(m, analysis.PRIMARY, 0, n_resamples=499)
-    keep = table["predictor"].isin(("credit", "straight", "DLA", "patching", "update norm", *analysis.CONTROLS))
     lines = [
         f"outcome: {analysis.PRIMARY}, all blocks (95 % intervals over prompts)",
         f"{'predictor':<18} {'top-1 hit':<22} rank correlation",
     ]
-    for row in _records(table[keep]):
+    for row in _summary_rows(m):
         lines.append(f"{row['predictor']:<18} {_interval(row, 'top1'):<22} {_interval(row, 'rho')}")
     return "\n".join(lines)
 
 
-def as_html(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"
+def summary_table(m: Measurements) -> str:
+    """The same as an HTML table with bars."""
+    rows = _summary_rows(m)
+    columns = [Column("predictor", [row["predictor"] for row in rows], right=False)]
+    for measure, title in (("top1", "top-1 hit"), ("rho", "rank correlation")):
+        columns.append(Column(title, [_interval(row, measure) for row in rows]))
+        columns.append(bars([row[measure] for row in rows], 1.0))
+    return line(f"outcome: {analysis.PRIMARY}, all blocks (95 % intervals over prompts)") + table(columns)
+
+
+def _summary_rows(m: Measurements) -> list[dict[str, Any]]:
+    found = analysis.agreement(m, analysis.PRIMARY, 0, n_resamples=499)
+    return _records(
+        found[found["predictor"].isin(("credit", "straight", "DLA", "patching", "update norm", *analysis.CONTROLS))]
+    )
 
 
 def _data(m: Measurements, settings: Mapping[str, Any], made_by: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from iglens_tl import _files
 from iglens_tl._fields import plain_json
-from iglens_tl._layout import named, prompt, shown_tokens, token_at
+from iglens_tl._layout import named, prompt, shown_tokens, where_read
 
 _OWN_AXES: Mapping[str, tuple[str, ...]] = {
     "mask": ("batch", "pos"),
@@ -148,14 +148,12 @@ def _label_faults(result: TokensAsked) -> Iterator[str]:
 
 def heading(result: TokensAsked, token: tuple[int, int]) -> list[str]:
     """Lines that say which token a table is about."""
-    at = f" {token_at(result, token)!r}" if result.token_strings is not None else ""
     target = named(result.target_strings, result.target_ids, token)
     if result.incorrect_ids is not None and result.incorrect_strings is not None:
         target += f" less {named(result.incorrect_strings, result.incorrect_ids, token)}"
-    where = f"read at position {int(result.positions[token])}{at}"
     first = [] if result.token_strings is None else [f"prompt  {prompt(result, token)}"]
     batch = f"prompt {token[0]}, " if result.mask.shape[0] > 1 else ""
-    return [*first, f"target  {target}, {batch}{where}"]
+    return [*first, f"target  {target}, {batch}{where_read(result, token)}"]
 
 
 def sections(result: TokensAsked, most: int) -> tuple[list[tuple[int, int]], str]:

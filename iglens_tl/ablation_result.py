@@ -119,10 +119,8 @@ class AblationResult(TokensAsked):
 
     def _title(self) -> str:
         n = len(shown_tokens(self))
-        return (
-            f"AblationResult: {n} token{'' if n == 1 else 's'}, {_WORDS[self.component]}, mode {self.mode}, "
-            f"scope {self.scope}, {self.effect} effect, {self.metric} [{self.unit}]"
-        )
+        how = f"{_WORDS[self.component]}, {self.mode} at {self.scope}, {self.effect} effect"
+        return f"AblationResult: {n} token{'' if n == 1 else 's'}, {how} [{self.unit}]"
 
     def _columns(self, token: Token, rows: Sequence[int]) -> list[Column]:
         after, drops = (tensor[(list(rows), *token)].tolist() for tensor in (self.after, self.drop))

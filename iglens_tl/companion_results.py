@@ -21,13 +21,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from iglens_tl._display import quoted
+from iglens_tl._fragment import ROWS, levels, line, signed, table
+from iglens_tl._layout import Column, Token
 from iglens_tl._tables import frame_of, token_columns
+from iglens_tl._token_html import SHOWN, token_blocks
 from iglens_tl._tokens_asked import TokensAsked, heading, sections
 
 if TYPE_CHECKING:
     import pandas
 
-_SHOWN = 8  # tokens in a printed result
+
+_LENS_NOTE = "prob: levels, not credits; ig_lens gives what each segment adds. rank 0: the most probable token."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,10 +88,31 @@ class LogitLensResult(TokensAsked):
             shown["top"] = [" ".join(quoted(text) for text in texts) for texts in frame["top"]]
             return _aligned(shown)
 
-        note = "prob: levels, not credits; ig_lens gives what each segment adds. rank 0: the most probable token."
-        return _text(self, "logit lens", body, note)
+        return _text(self, "logit lens", body, _LENS_NOTE)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table for each token (at most 8), its last 40 states; every text escaped."""
+
+        def body(token: Token) -> str:
+            last = slice(-ROWS, None)
+            at = (last, *token)
+            columns = [
+                Column("state", self.state_labels[last], right=False),
+                *(levels(name, getattr(self, name)[at].tolist()) for name in ("prob", "log_prob")),
+                Column("rank", [str(rank) for rank in self.rank[at].tolist()]),
+                *(levels(name, getattr(self, name)[at].tolist()) for name in ("entropy", "kl")),
+                *(self._top_column(k, token) for k in range(min(3, self.top_ids.shape[-1]))),
+            ]
+            return _left_out("states", len(self.state_labels)) + table(columns)
+
+        return token_blocks(self, "logit lens", body, _LENS_NOTE)
+
+    def _top_column(self, k: int, token: Token) -> Column:
+        batch, pos = token
+        texts = [quoted(self.top_strings[state][batch][pos][k]) for state in range(len(self.state_labels))]
+        return Column("top" if k == 0 else "", texts[-ROWS:], right=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,7 +154,7 @@ class DLAResult(TokensAsked):
             return _aligned(frame[["part", "attribution"]])
 
         rows, columns = self.mask.nonzero(as_tuple=True)
-        where = slice(0, _SHOWN)
+        where = slice(0, SHOWN)
         sums = ", ".join(
             f"{total:.5g} (gap {gap:.1g})"
             for total, gap in zip(
@@ -141,6 +166,21 @@ class DLAResult(TokensAsked):
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table for each token (at most 8), at most 40 parts; every text escaped."""
+
+        def body(token: Token) -> str:
+            numbers: list[float] = self.attribution[(slice(None), *token)].tolist()
+            shown = _largest_in_order(numbers, ROWS)
+            rest = [number for place, number in enumerate(numbers) if place not in shown]
+            names = [self.part_labels[place] for place in shown] + [f"{len(rest)} others"] * bool(rest)
+            amounts = [numbers[place] for place in shown] + [sum(rest)] * bool(rest)
+            sums = f"sum {float(self.total[token]):+.5g} logits, gap {float(self.gap[token]):.1g}"
+            return table([Column("part", names, right=False), *signed("logits", amounts)]) + line(sums)
+
+        note = f"sum = {self.quantity}. No share of a probability."
+        return token_blocks(self, f"direct logit attribution by {self.unit}", body, note)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,13 +230,30 @@ class LayerPathResult(TokensAsked):
         def body(frame: pandas.DataFrame) -> str:
             return _aligned(frame[["state", "at_position", "layer_sum", "delta"]])
 
-        note = (
+        return _text(self, self.method.replace("_", " "), body, self._note())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table for each token (at most 8), its last 40 states; every text escaped."""
+
+        def body(token: Token) -> str:
+            at = (slice(-ROWS, None), *token)
+            columns = [
+                Column("state", self.state_labels[-ROWS:], right=False),
+                *signed("at_position", self.at_position[at].tolist()),
+                *signed("layer_sum", self.layer_sum[at].tolist()),
+                levels("delta", self.delta[at].tolist()),
+            ]
+            return _left_out("states", len(self.state_labels)) + table(columns)
+
+        return token_blocks(self, self.method.replace("_", " "), body, self._note())
+
+    def _note(self) -> str:
+        return (
             f"[{self.metric_unit}] each layer_sum (over positions) should be the change from the baseline, delta is what it "
             "misses; the sum over layers is nothing the method speaks of."
         )
-        return _text(self, self.method.replace("_", " "), body, note)
-
-    __repr__ = __str__
 
 
 def _long(result: TokensAsked, name: str, labels: tuple[str, ...]) -> dict[str, Any]:
@@ -224,10 +281,20 @@ def _aligned(frame: Any) -> str:
 
 
 def _text(result: Any, title: str, body: Any, note: str) -> str:
-    tokens, left = sections(result, _SHOWN)
+    tokens, left = sections(result, SHOWN)
     frame = result.to_dataframe()
     lines = [f"{type(result).__name__}: {title}, {int(result.mask.sum())} tokens"]
     for token in tokens:
         own = (frame["batch"] == token[0]) & (frame["position"] == int(result.positions[token]))
         lines += [*heading(result, token), "", body(frame[own]), ""]
     return "\n".join([*lines, *([left] if left else []), note])
+
+
+def _left_out(what: str, count: int) -> str:
+    """A line where a table shows the last rows only."""
+    return line(f"... the first {count - ROWS} {what} are in to_dataframe()" if count > ROWS else "")
+
+
+def _largest_in_order(numbers: list[float], most: int) -> list[int]:
+    """The places of the largest |numbers|, in their own order."""
+    return sorted(sorted(range(len(numbers)), key=lambda place: -abs(numbers[place]))[:most])

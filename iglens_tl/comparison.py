@@ -8,7 +8,6 @@ sum, and no theorem makes conductances of different layers add up: their gap is 
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from iglens_tl._display import SMALL, credit
+from iglens_tl._fragment import bars, line, table
+from iglens_tl._layout import Column
 from iglens_tl._tables import frame_of, token_columns
+from iglens_tl._token_html import SHOWN, token_blocks
 from iglens_tl._tokens_asked import TokensAsked, heading, sections
 
 if TYPE_CHECKING:
     import pandas
 
-_SHOWN = 8  # tokens in a printed comparison
 _NOTHING = 1e-6  # a cell below this share of its column's largest has no sign to disagree about
 
 
@@ -134,7 +135,7 @@ class LensComparison(TokensAsked):
         return numbers.permute(1, 2, 0)[self.mask].reshape(-1).numpy()
 
     def __str__(self) -> str:
-        tokens, left = sections(self, _SHOWN)
+        tokens, left = sections(self, SHOWN)
         lines = [f"LensComparison: {int(self.mask.sum())} tokens, {len(self.segment_labels)} segments"]
         for token in tokens:
             lines += [*heading(self, token), "", self._table(token).to_string(index=False), "", *self._notes(token), ""]
@@ -143,15 +144,21 @@ class LensComparison(TokensAsked):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a table for each token (at most 8), every text escaped."""
-        tokens, left = sections(self, _SHOWN)
-        parts: list[str] = []
-        for token in tokens:
-            parts += [f"<div>{html.escape(line)}</div>" for line in heading(self, token)]
-            parts.append(self._table(token).to_html(index=False, escape=True, border=0))
-            parts += [f"<div>{html.escape(line)}</div>" for line in self._notes(token)]
-        parts += [f'<div style="opacity:.8">{html.escape(line)}</div>' for line in (left, *self._meanings()) if line]
-        return f'<div style="font-size:90%">{"".join(parts)}</div>'
+        """What a notebook shows: a table for each token (at most 8), bars on each method's own scale; every text escaped."""
+
+        def body(token: tuple[int, int]) -> str:
+            frame = self._table(token)
+            columns = [Column("segment", frame["segment"].tolist(), right=False)]
+            for index, method in enumerate(self.method_labels):
+                cells = frame[method].tolist()
+                columns.append(Column(method, cells))
+                if not bool(self.sums[(index, *token)].isnan()):  # levels have no bars: they add up to nothing
+                    numbers = self.amounts[(index, slice(None), *token)].tolist()
+                    columns.append(bars([0.0, *numbers, *[0.0] * (len(cells) - 1 - len(numbers))]))
+            return table(columns) + "".join(line(words) for words in self._notes(token))
+
+        title = f"{len(self.segment_labels)} segments"
+        return token_blocks(self, title, body, " ".join(self._meanings()))
 
     def _table(self, token: tuple[int, int]) -> pandas.DataFrame:
         import pandas as pd

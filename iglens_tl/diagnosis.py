@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import shorten
+from iglens_tl._fragment import fragment, named
 from iglens_tl._model.head import Norm, norm_formula, readout_of, transform_of
 from iglens_tl._model.host import Host, hooked_points, host_of
 from iglens_tl._model.states import Wanted, check_states_exist, hook_name, run_and_collect
 from iglens_tl._trajectory import TOLERANCE
 
 PROBE_LENGTH = 6
+_SIGNS = {True: "✓", False: "✗", None: "•"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,15 @@ class Diagnosis:
         return all(finding.ok is not False for finding in self.findings)
 
     def __str__(self) -> str:
-        verdict = "IG-Lens reads this model's own probability." if self.ok else "IG-Lens cannot attribute this model."
-        return "\n".join([f"{self.model}", *(f"  {finding}" for finding in self.findings), f"  {verdict}"])
+        return "\n".join([f"{self.model}", *(f"  {finding}" for finding in self.findings), f"  {self._verdict()}"])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a line for each finding; no script, every text escaped."""
+        lines = [named(f"{_SIGNS[finding.ok]} {finding.name}", finding.words) for finding in self.findings]
+        return fragment(f"Diagnosis: {self.model}", *lines, note=self._verdict())
+
+    def _verdict(self) -> str:
+        return "IG-Lens reads this model's own probability." if self.ok else "IG-Lens cannot attribute this model."
 
 
 def doctor(model: Any) -> Diagnosis:

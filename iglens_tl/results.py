@@ -76,6 +76,11 @@ class Onset:
         share = "" if self.fraction is None else f", fraction {self.fraction:g}"
         return f"Onset({self.rule}{share}: {self.kind}{'' if single else 's'} {where})"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row for each entry (at most 40), "none" where there is no onset; every text escaped."""
+        share = "" if self.fraction is None else f", fraction {self.fraction:g}"
+        return _html.onset_html(f"Onset: {self.rule}{share}", self.kind, self.labels, self.hidden_states)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IGLensResult(ResultFields):

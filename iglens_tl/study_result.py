@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from iglens_tl import _study_analysis as analysis
 from iglens_tl import _study_page
 from iglens_tl._checks import one_of
+from iglens_tl._fragment import fragment
 from iglens_tl._study_files import StudyFolder, read_table, write_table
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ class OnsetStudy:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return _study_page.as_html(str(self))
+        head, *rest = str(self).splitlines()
+        return fragment(head, _study_page.summary_table(self.measurements()) if rest else "")
 
     def save(self, path: str | Path) -> None:
         """Write everything to one Parquet file."""

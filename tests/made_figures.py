@@ -46,6 +46,16 @@ def flat_then_steep():
     return one(torch.tensor([0.01, *credits], dtype=torch.float64).cumsum(0).tolist())
 
 
+def wordy(n):
+    """Tokens, targets and what these are compared with, all longer than a label can be, in a long prompt."""
+    texts = tuple(f" Donaudampfschifffahrtsgesellschaft{index}" for index in range(n))
+    wrong = torch.full((1, n, 1), 3)
+    values = random_values(5, 1, n)
+    return make(
+        values, token_strings=(texts,), targets=[list(texts)], incorrect_ids=wrong, incorrect_strings=(texts[::-1],)
+    )
+
+
 def nats():
     """Log-probabilities, which start far below zero."""
     return one([-115.86, -23.7, -27.5, -23.5, -31.9, -8.1, -0.2889], metric="log_prob")
@@ -150,11 +160,13 @@ FIGURES = {
     "waterfall, nats": lambda: plots.waterfall(nats()),
     "waterfall, up and down": lambda: plots.waterfall(one(random_values(30, 1, 1)[:, 0, 0].tolist())),
     "waterfall, estimated": lambda: plots.waterfall(with_gap()),
+    "waterfall, long words": lambda: plots.waterfall(wordy(1), pos=0),
     "heatmap, labels": lambda: plots.heatmap(hostile(answer="".join(HOSTILE[:2]))),
     "heatmap, both labels": lambda: plots.heatmap(hostile(), top=lens_of(hostile())),
     "heatmap, levels": lambda: plots.heatmap(padded(), value="level"),
     "heatmap, long": lambda: plots.heatmap(long()),
     "trajectories, named": lambda: plots.trajectories(padded()),
+    "trajectories, long names": lambda: plots.trajectories(wordy(8)),
     "trajectories, thin": lambda: plots.trajectories(hostile()),
     "gain_loss": lambda: plots.gain_loss(long(60)),
     "comparison": lambda: plots.comparison(comparison(), ablation=ablation(comparison()), pos=1),

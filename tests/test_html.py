@@ -4,7 +4,21 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
+from iglens_tl import (
+    AnswerResult,
+    Diagnosis,
+    DLAResult,
+    Finding,
+    LayerPathResult,
+    LensComparison,
+    LogitLensResult,
+    SplitResult,
+)
+from iglens_tl._fragment import bars, fragment, signed, table
+from iglens_tl._layout import Column
+from iglens_tl._shares import Part
 from tests.made_results import NAN, make, one, rich
 
 HOSTILE = [
@@ -18,6 +32,9 @@ HOSTILE = [
     "'",
     "\ud800",
 ]
+
+
+TAGS = {"div", "b", "table", "thead", "tbody", "tr", "th", "td"}
 
 
 class Page(HTMLParser):
@@ -64,7 +81,7 @@ def test_markup_in_tokens_stays_visible_text():
     for result in (hostile(), *(hostile().select(pos=index) for index in range(len(HOSTILE)))):
         page = Page(result._repr_html_())
         assert page.open == []
-        assert {tag for tag, _ in page.tags} <= {"div", "b", "table", "thead", "tbody", "tr", "th", "td"}
+        assert {tag for tag, _ in page.tags} <= TAGS
         assert {name for _, attributes in page.tags for name in attributes} <= {"style", "align"}
     tokens = [row[1] for row in Page(hostile()._repr_html_()).rows[1:]]
     assert tokens[:5] == ["'<s>'", "'</s>'", "'<b>'", "'a<b'", "'&amp;'"]
@@ -122,3 +139,230 @@ def test_no_colour_is_fixed_but_the_translucent_bars():
 def test_odd_results_render():
     for result in (one([0.0, NAN, float("inf")]), make([[[0.0]], [[1.0]]], mask=[[False]]), one([0.0, 0.0])):
         assert Page(result._repr_html_()).open == []
+
+
+# --- every other result --------------------------------------------------------------------------------------------
+
+
+def about(result):
+    """What a companion repeats of the tokens that it is about."""
+    names = (
+        "mask",
+        "positions",
+        "target_ids",
+        "incorrect_ids",
+        "tokens",
+        "token_mask",
+        "token_strings",
+        "target_strings",
+    )
+    return {name: getattr(result, name) for name in (*names, "incorrect_strings", "settings", "provenance")}
+
+
+def lens(states=2, **changes):
+    grid = torch.linspace(0, 1, states * len(HOSTILE), dtype=torch.float64).reshape(states, 1, len(HOSTILE))
+    fields = {
+        **dict.fromkeys(("prob", "log_prob", "logit", "entropy", "kl"), grid),
+        "rank": (100 * grid).long(),
+        "top_ids": torch.arange(2).expand(states, 1, len(HOSTILE), 2).contiguous(),
+        "top_probs": grid[..., None].expand(-1, -1, -1, 2).contiguous(),
+        "top_strings": ((tuple((text, "<u>") for text in HOSTILE),),) * states,
+        "state_labels": tuple(f"<em>{i}</em>" for i in range(states)),
+        "hidden_states": tuple(range(states)),
+    }
+    return LogitLensResult(**{**fields, **about(hostile()), **changes})
+
+
+def shares(numbers=(0.5, -1.0, 0.25), labels=None):
+    grid = torch.tensor(numbers, dtype=torch.float64)[:, None, None].expand(-1, 1, len(HOSTILE)).contiguous()
+    return DLAResult(
+        attribution=grid,
+        logit=grid.sum(0),
+        total=grid.sum(0),
+        gap=0 * grid[0],
+        part_labels=tuple(labels or [f"<i>{i}</i>" for i in range(len(numbers))]),
+        unit="<b>block</b>",
+        quantity="<s>logit</s>",
+        **about(hostile()),
+    )
+
+
+def path():
+    grid = torch.tensor([0.5, NAN], dtype=torch.float64)[:, None, None].expand(-1, 1, len(HOSTILE)).contiguous()
+    return LayerPathResult(
+        attribution=grid[..., None].expand(-1, -1, -1, len(HOSTILE)).contiguous(),
+        **dict.fromkeys(("layer_sum", "delta", "at_position"), grid),
+        **dict.fromkeys(("total", "sum_over_layers"), grid[0]),
+        state_labels=("<b>0</b>", "1_pre"),
+        hidden_states=(0, 1),
+        method="<i>method</i>",
+        metric="prob",
+        metric_unit="<u>unit</u>",
+        forwards=3,
+        **about(hostile()),
+    )
+
+
+def comparison():
+    amounts = torch.tensor([[0.5, -0.25], [2.0, 8.0]], dtype=torch.float64)[..., None, None]
+    under = torch.tensor([0.25, NAN], dtype=torch.float64)[:, None, None].expand(-1, 1, len(HOSTILE)).contiguous()
+    return LensComparison(
+        amounts=amounts.expand(-1, -1, 1, len(HOSTILE)).contiguous(),
+        **dict.fromkeys(("sums", "outside", "expected", "gap"), under),
+        method_labels=("<i>a</i>", "<script>"),
+        segment_labels=("<i>0</i>", "1"),
+        hidden_states=(1, 2),
+        units=("<u>", "&amp;"),
+        meanings=("<b>", "m"),
+        expected_names=("e", ""),
+        **about(hostile()),
+    )
+
+
+def answer():
+    n = len(HOSTILE)
+    values = torch.linspace(-9, -1, 3 * n, dtype=torch.float64).reshape(3, 1, n)
+    return AnswerResult(make(values, targets=[HOSTILE], metric="log_prob", answer=HOSTILE[5]))
+
+
+def split():
+    whole, n = hostile(), len(HOSTILE)
+    credits = torch.tensor([0.6, -0.1, 0.3], dtype=torch.float64)[:, None, None].expand(-1, 1, n).contiguous()
+    return SplitResult(
+        whole=whole,
+        parts=tuple(Part(label, "own", 0) for label in ("<script>", "<b>x</b>", "&amp;")),
+        attribution=credits,
+        gap=0 * credits[:1],
+        error=0 * credits[:1],
+        nodes=torch.ones(1, 1, n, dtype=torch.int64),
+        linear=credits,
+        sequential=None,
+        attn_first=None,
+        mlp_first=None,
+        unit="parts",
+        path="sequential",
+        tolerance=1e-6,
+    )
+
+
+def diagnosis():
+    return Diagnosis("<script>model</script>", (Finding("<b>x</b>", True, "<i>"), Finding("y", False, "&amp;")))
+
+
+EVERY = {
+    "IGLensResult": hostile,
+    "LogitLensResult": lens,
+    "DLAResult": shares,
+    "LayerPathResult": path,
+    "LensComparison": comparison,
+    "AnswerResult": answer,
+    "SplitResult": split,
+    "Diagnosis": diagnosis,
+    "Onset": lambda: hostile().onset("peak"),
+}
+
+
+def test_every_result_has_a_form_for_notebooks():
+    import iglens_tl
+
+    results = [name for name in iglens_tl.__all__ if hasattr(getattr(iglens_tl, name), "_repr_html_")]
+    assert sorted(results) == sorted(EVERY)
+    printed = [name for name in iglens_tl.__all__ if name.endswith("Result") or name in EVERY]
+    assert set(printed) <= set(EVERY)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_the_form_is_escaped_small_and_of_no_colour_of_its_own(kind):
+    result = EVERY[kind]()
+    fragment = result._repr_html_()
+    page = Page(fragment)
+    assert type(result).__name__ == kind
+    assert page.open == []
+    assert {tag for tag, _ in page.tags} <= TAGS
+    assert {name for _, attributes in page.tags for name in attributes} <= {"style", "align"}
+    assert set(re.findall(r"#[0-9a-f]{3,8}\b", fragment)) <= {"#0000", "#2684ff80", "#ff6e1e99"}
+    assert "color:" not in fragment
+    assert kind in page.words[0]
+    assert len(fragment) < 40_000
+    fragment.encode("utf-8")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in EVERY if kind not in ("Onset", "Diagnosis")])
+def test_markup_of_tokens_is_read_as_text(kind):
+    assert "<script>alert(1)</script>" in "".join(Page(EVERY[kind]()._repr_html_()).words)
+
+
+def test_bars_of_columns_in_different_units_are_each_on_their_own_scale():
+    page = Page(comparison()._repr_html_())
+    titles, units, first, second, *_ = page.rows
+    assert titles == ["segment", "<i>a</i>", "", "<script>"]  # the second method has no sum: levels have no bars
+    assert [units[1:], first[1], second[1], second[3]] == [["[<u>]", "", "[&amp;]"], "+0.5000", "-0.2500", "+8.0000"]
+    bars_of = [bar(attributes) for tag, attributes in page.tags if tag == "td"][2::4]
+    assert bars_of[:4] == [[], [50.0, 100.0], [25.0, 50.0], []]
+
+
+def test_the_largest_amount_always_has_the_longest_bar():
+    for number in (
+        5.142623352209221,
+        2.9583046847978816,
+        0.1,
+        1 / 3,
+        1e-300,
+        5e-324,
+        1.7e308,
+    ):  # 50 * x / x can be more than 50
+        for sign in (1, -1):
+            page = Page(table([*signed("x", [sign * number, 0.0])]))
+            cells = [attributes for tag, attributes in page.tags if tag == "td"]
+            assert bar(cells[1]) == ([50.0, 100.0] if sign > 0 else [0.0, 50.0])
+
+
+def test_shares_of_many_parts_keep_their_order_and_their_sum():
+    rows = Page(shares([0.01 * k for k in range(-30, 30)], [f"p{k}" for k in range(60)])._repr_html_()).rows
+    assert rows[0] == ["part", "logits", ""]
+    names, numbers = zip(*[(row[0], float(row[1])) for row in rows[1:42]], strict=True)
+    assert names == (*(f"'p{k}'".strip("'") for k in (*range(21), *range(41, 60))), "20 others")
+    assert sum(numbers) == pytest.approx(-0.3, abs=1e-9)  # two decimals each
+
+
+def test_a_long_path_shows_its_end_and_says_so():
+    fragment = lens(50, state_labels=tuple(f"s{i}" for i in range(50)))._repr_html_()
+    rows = Page(fragment).rows
+    assert [rows[1][0], rows[40][0]] == ["s10", "s49"]
+    assert "the first 10 states are in to_dataframe()" in fragment
+
+
+def test_an_answer_shows_its_tokens_and_their_sum():
+    result = answer()
+    titles, *rows = Page(result._repr_html_()).rows
+    assert titles == ["segment", *(repr(text) for text in HOSTILE), "sum", ""]
+    for segment, row in enumerate(rows):
+        credits = [float(text) for text in row[1 : 1 + len(HOSTILE)]]
+        assert credits == pytest.approx(result.tokens.attribution[segment, 0].tolist(), abs=5.1e-5)  # four decimals
+        assert float(row[-2]) == pytest.approx(float(result.attribution[segment]), abs=5.1e-5)
+
+
+def test_parts_of_a_split_have_bars_by_their_credit():
+    page = Page(split()._repr_html_())
+    cells = [attributes for tag, attributes in page.tags if tag == "td"]
+    assert [row[:2] for row in page.rows[1:5]] == [
+        ["<script>", "+0.6000"],
+        ["&amp;", "+0.3000"],
+        ["<b>x</b>", "-0.1000"],
+        ["sum", "+0.8000"],
+    ]
+    assert [bar(cells[4 * row + 2]) for row in range(4)] == [[50.0, 100.0], [50.0, 75.0], [41.7, 50.0], []]
+
+
+def test_an_onset_has_a_row_for_each_entry():
+    values = torch.tensor([[[0.0, 0.0]], [[0.0, 0.2]], [[0.0, 0.9]]], dtype=torch.float64)
+    rows = Page(make(values).onset("peak")._repr_html_()).rows
+    assert rows == [["batch", "pos", "segment", "hidden state"], ["0", "0", "none", ""], ["0", "1", "1", "2"]]
+
+
+def test_the_pieces_make_a_form_for_any_result():
+    columns = [Column("part", ["<a>", "b"], right=False), *signed("drop", [1.0, NAN])]
+    page = Page(fragment("Mine", table(columns), note="<note>"))
+    assert page.rows == [["part", "drop", ""], ["<a>", "+1.0000", ""], ["b", "-", ""]]
+    assert bars([0.5], scale=1.0).scale == 1.0
+    assert page.words[-1] == "<note>"

@@ -286,7 +286,9 @@ def test_ticks_name_the_token_the_target_or_both():
         return [unescaped(text) for text in fig.layout.xaxis.labelalias.values()], fig.layout.xaxis.title.text
 
     assert ticks() == (["'w00' → ' t00'", "'w01' → ' t01'"], "token → target")
-    assert ticks(targets=[[" a", " a"]]) == (["'w00'", "'w01'"], "token")
+    same = torch.tensor([[[5], [5]]])
+    assert ticks(targets=[[" a", " a"]], target_ids=same) == (["'w00'", "'w01'"], "token")
+    assert ticks(targets=[["a" * 40, "a" * 50]])[1] == "token → target", "texts may look alike"
     assert ticks(answer="t") == (["' t00'", "' t01'"], "target")
     assert ticks(token_strings=None, tokens=None, token_mask=None) == (["' t00'", "' t01'"], "target")
     ids = torch.full((1, 2, 1), 3)

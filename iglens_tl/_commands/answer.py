@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from iglens_tl._commands import models
+from iglens_tl._commands import models, output, pages
 from iglens_tl._commands.arguments import add_model_options, count
 from iglens_tl._commands.errors import BadInputError
 
@@ -24,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--k", type=count, metavar="K", help="that many evenly spaced segments; default: every block")
     parser.add_argument("--prepend-bos", action=argparse.BooleanOptionalAction, help="default: as TransformerLens does")
     parser.add_argument("--save", metavar="FILE", help="everything, for AnswerResult.load")
+    output.add_html_option(parser.add_argument)
     parser.add_argument("--model", metavar="NAME", help="as for iglens PROMPT")
     add_model_options(parser)
 
@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadInputError(f"the {'answer' if args.prompt.strip() else 'prompt'} is empty")
     if args.model is not None:
         models.check_model_name(args.model)
-    if args.save is not None and not Path(args.save).parent.is_dir():
-        raise BadInputError(f"--save {args.save!r}: there is no folder {str(Path(args.save).parent)!r}")
+    if args.save is not None:
+        output.check_file("save", args.save)
+    output.check_html(args.html)
     model = models.load(args.model, args)
     with models.clean_stdout():
         from iglens_tl import attribute_answer
@@ -43,4 +44,5 @@ def run(args: argparse.Namespace) -> int:
     if args.save is not None:
         result.save(args.save)
     print(result)
+    pages.write(model, result.tokens, args, {"layers": args.k})
     return 0

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from iglens_tl._checks import ESTIMATORS, METRICS
-from iglens_tl._commands import models, output
+from iglens_tl._commands import models, output, pages
 from iglens_tl._commands.arguments import DTYPES, add_model_options, count, states, token
 from iglens_tl._commands.errors import BadInputError, complain
 
@@ -22,6 +22,7 @@ examples:
   iglens "The capital of France is" --target " Paris"
   iglens "The capital of France is" --target " Paris" --incorrect-target " London" --metric log_prob
   iglens "Once upon a time" --no-generate --k 6
+  iglens "What is the capital of Vietnam?" --html vietnam.html
   echo "Why is the sky blue?" | iglens --stdin --json > credits.json
 """
 
@@ -77,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         return _loop(args)
     prompt = _checked_prompt(sys.stdin.read().removesuffix("\n") if args.stdin else " ".join(args.prompt))
     model = models.load(args.model, args)
-    output.show(_attributed(model, prompt, args), args)
+    result = _attributed(model, prompt, args)
+    output.show(result, args)
+    pages.write(model, result, args, _settings(args))
     return 0
 
 

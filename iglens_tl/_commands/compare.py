@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from typing import Any
 
 from iglens_tl._checks import METRICS
-from iglens_tl._commands import models
+from iglens_tl._commands import models, output
 from iglens_tl._commands.arguments import add_model_options, count, token
 from iglens_tl._commands.errors import BadInputError
 
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n-steps", type=count, default=50, metavar="N", help="of the last two methods; default: 50")
     parser.add_argument("--prepend-bos", action=argparse.BooleanOptionalAction, help="default: as TransformerLens does")
     parser.add_argument("--save", metavar="FILE", help="everything, for LensComparison.load")
+    output.add_html_option(parser.add_argument)
     parser.add_argument("--model", metavar="NAME", help="as for iglens PROMPT")
     add_model_options(parser)
 
@@ -44,21 +45,29 @@ def run(args: argparse.Namespace) -> int:
     with models.clean_stdout():
         from iglens_tl import TOP, compare
 
-        result = compare(
-            model,
-            args.prompt,
-            methods=tuple(args.methods),
-            targets=TOP if args.target is None else args.target,
-            incorrect_targets=args.incorrect_target,
-            layers=args.k,
-            metric=args.metric,
-            n_steps=args.n_steps,
-            prepend_bos=args.prepend_bos,
-        )
+        ask: dict[str, Any] = {
+            "targets": TOP if args.target is None else args.target,
+            "incorrect_targets": args.incorrect_target,
+            "layers": args.k,
+            "metric": args.metric,
+            "prepend_bos": args.prepend_bos,
+        }
+        result = compare(model, args.prompt, methods=tuple(args.methods), n_steps=args.n_steps, **ask)
     if args.save is not None:
         result.save(args.save)
     print(result)
+    if args.html is not None:
+        with models.clean_stdout():
+            _report(model, result, args, ask)
     return 0
+
+
+def _report(model: Any, result: Any, args: argparse.Namespace, ask: dict[str, Any]) -> None:
+    from iglens_tl import ig_lens, logit_lens, write_report
+
+    top = {name: value for name, value in ask.items() if name != "metric"}
+    lens = logit_lens(model, args.prompt, **top)
+    write_report(ig_lens(model, args.prompt, **ask), args.html, companions=[lens, result])
 
 
 def check(args: argparse.Namespace) -> None:
@@ -67,5 +76,6 @@ def check(args: argparse.Namespace) -> None:
         raise BadInputError("the prompt is empty")
     if args.model is not None:
         models.check_model_name(args.model)
-    if args.save is not None and not Path(args.save).parent.is_dir():
-        raise BadInputError(f"--save {args.save!r}: there is no folder {str(Path(args.save).parent)!r}")
+    if args.save is not None:
+        output.check_file("save", args.save)
+    output.check_html(args.html)

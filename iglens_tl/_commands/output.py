@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from iglens_tl.results import IGLensResult
 
 RULES = ("mass", "crossing", "peak", "rank")
-_FILES = ("json", "csv", "save")
+_FILES = ("json", "csv", "save", "html")
+_NEVER_STDOUT = ("save", "html")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +33,12 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
             help=f"every credit as {what}, to a file, or in place of the table on the standard output",
         )  # fmt: skip
     group.add_argument("--save", metavar="FILE", help="everything, for IGLensResult.load")
+    add_html_option(group.add_argument)
+
+
+def add_html_option(add_argument: Callable[..., object]) -> None:
+    """`--html`, to a parser or a group."""
+    add_argument("--html", metavar="FILE", help="a report to look at: one file, about 5 MB (extra plots)")
 
 
 def check_output(args: argparse.Namespace) -> None:
@@ -40,8 +49,9 @@ def check_output(args: argparse.Namespace) -> None:
         raise BadInputError(f"--onset-frac goes with the rules mass and crossing; {args.onset_rule} asks for no share")
     for name in _FILES:
         file = getattr(args, name)
-        if file is not None and (file != STDOUT or name == "save"):
-            _check_file(name, file)
+        if file is not None and (file != STDOUT or name in _NEVER_STDOUT):
+            check_file(name, file)
+    check_html(args.html)
 
 
 def to_files(args: argparse.Namespace) -> list[str]:
@@ -49,7 +59,17 @@ def to_files(args: argparse.Namespace) -> list[str]:
     return [f"--{name}" for name in _FILES if getattr(args, name) not in (None, STDOUT)]
 
 
-def _check_file(name: str, file: str) -> None:
+def check_html(file: str | None) -> None:
+    """Refuse, before anything is computed, a report that cannot be written."""
+    if file is None:
+        return
+    check_file("html", file)
+    if importlib.util.find_spec("plotly") is None:
+        raise BadInputError("--html draws with Plotly, which is not installed: pip install iglens_tl[plots]")
+
+
+def check_file(name: str, file: str) -> None:
+    """Refuse a file that cannot be written."""
     path = Path(file)
     if not file or path.is_dir():
         raise BadInputError(f"--{name} {file!r} is no name for a file")

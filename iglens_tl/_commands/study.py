@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument("prompts", nargs="?", metavar="PROMPTS", help="a .txt or .jsonl file")
     parser.add_argument("--reference", metavar="TEXTS", help="texts for means, replacements and foreign contexts")
-    parser.add_argument("--out", metavar="DIR", required=True, help="a folder of the study's own")
+    parser.add_argument("--out", metavar="DIR", required=True, help="a folder of the study's own (or, without PROMPTS, what --save wrote)")
     parser.add_argument(
         "--n-positions", type=count, default=3, metavar="N", help="at most so many a prompt; default: 3"
     )
@@ -100,7 +100,7 @@ def check(args: argparse.Namespace) -> None:
         raise BadInputError(
             "--reference is missing: texts for means, replacements and foreign contexts, none of them a prompt"
         )
-    if args.prompts is None and not (Path(args.out) / "study.json").is_file():
+    if args.prompts is None and not ((Path(args.out) / "study.json").is_file() or Path(args.out).is_file()):
         raise BadInputError(f"no PROMPTS, and --out {args.out!r} holds no study to make a page of")
     for name in ("prompts", "reference", "departures"):
         file = getattr(args, name)

@@ -4,6 +4,9 @@
 tokens are stacked to `[rows, d_model]` and read together. Of a chunk's logits only a few numbers a row are kept (log of
 the target's share, of the rest's, the largest logit), so memory depends on neither the layers nor the positions.
 
+A plain matrix is multiplied a tile of rows and words at a time, and each tile is folded into a running log-sum-exp while it
+is in the processor's cache: the logits of a row never exist together, and reading costs little more than the product.
+
 Accuracy: torch's float32 `softmax` over a large vocabulary is off by up to 3e-5. Here the exponentials are summed in
 the readout's precision after the row's maximum is taken off, target and rest apart, and everything after that sum is
 float64: the error that remains is that of the logits. "Rest" is never `1 - p`, so log-odds of a near-certain token
@@ -21,6 +24,9 @@ from torch import Tensor
 
 BLOCK_ELEMENTS = 1 << 20
 """Logits handled at a time after the matrix product: 4 MB in float32, which stays in the cache."""
+
+TILE_ROWS, TILE_ELEMENTS = 512, 1 << 18
+"""Rows, and logits, of a tile: 1 MB in float32, what a core's cache holds beside the weights (measured: benchmarks/)."""
 
 DEFAULT_BUDGET = 64 * 2**20
 """Bytes for a chunk of logits where the caller names no budget (and the device is a CPU)."""
@@ -45,6 +51,7 @@ class Readout:
         transform: what the model does to the logits after the unembedding (soft-cap, scale), or None for nothing.
         d_model, d_vocab: widths of the residual stream and of the logits.
         device, dtype: where, and in what precision, rows are read.
+        linear: `W_U` `[d_model, d_vocab]` and `b_U` where `unembed` is exactly `rows @ W_U + b_U`, for reading in tiles.
     """
 
     norm: Callable[[Tensor], Tensor]
@@ -54,6 +61,12 @@ class Readout:
     d_vocab: int
     device: torch.device
     dtype: torch.dtype
+    linear: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether rows are read a tile of the vocabulary at a time."""
+        return self.linear is not None and self.transform is None and self.device.type == "cpu"
 
     def logits(self, rows: Float[Tensor, "rows d_model"], out: Tensor | None = None) -> Float[Tensor, "rows d_vocab"]:
         """Logits of rows; half-precision logits come back in float32."""
@@ -130,14 +143,19 @@ def levels_of_logits(
     """
     top = logits.detach().amax(-1, keepdim=True)
     targets = [_gather(logits, ids) - top.double() for ids in groups]
-    logs = [torch.logsumexp(target, -1) for target in targets]
     log_rest = _log_rest(logits, top, torch.cat(list(groups), dim=-1), scratch)
+    return _levels(targets, log_rest, top[:, 0].double())
+
+
+def _levels(targets: Sequence[Tensor], log_rest: Tensor, top: Tensor) -> Levels:
+    """From the targets' logits and the log of all others' summed exponentials, both less the largest logit `top`."""
+    logs = [torch.logsumexp(target, -1) for target in targets]
     log_total = torch.logsumexp(torch.stack([log_rest, *logs]), 0)
     others = [torch.logsumexp(torch.stack([log_rest, *logs[:i], *logs[i + 1 :]]), 0) for i in range(len(logs))]
     return Levels(
         log_target=torch.stack(logs) - log_total,
         log_rest=torch.stack(others) - log_total,
-        logit=torch.stack(logs) + top[:, 0].double(),
+        logit=torch.stack(logs) + top,
         log_top=-log_total,
         is_top=(targets[0] >= 0).any(-1),
     )
@@ -186,6 +204,8 @@ def read(
     Returns:
         `Levels` of all rows, on the CPU.
     """
+    if readout.in_tiles and probe is None:
+        return _read_in_tiles(readout, rows, groups, n_rows, budget)
     chunk = min(n_rows, readout.rows_per_chunk(budget))
     plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
     parts: list[Levels] = []
@@ -197,6 +217,57 @@ def read(
             ids = [group.to(readout.device) for group in groups(start, stop)]
             parts += _levels_in_blocks(logits, ids, start, probe)
     return Levels.join(parts)
+
+
+def _read_in_tiles(
+    readout: Readout,
+    rows: Callable[[int, int], Tensor],
+    groups: Callable[[int, int], Sequence[Tensor]],
+    n_rows: int,
+    budget: int | None,
+) -> Levels:
+    """`read` without ever holding a row's logits together."""
+    elements = TILE_ELEMENTS if budget is None else max(1, min(TILE_ELEMENTS, budget // readout.dtype.itemsize))
+    chunk = min(n_rows, TILE_ROWS, elements)
+    with torch.no_grad():
+        buffer = torch.empty(elements, dtype=readout.dtype)
+        parts = [
+            _levels_in_tiles(readout, rows(start, stop), groups(start, stop), buffer)
+            for start, stop in ((start, min(start + chunk, n_rows)) for start in range(0, n_rows, chunk))
+        ]
+    return Levels.join(parts)
+
+
+def _levels_in_tiles(readout: Readout, rows: Tensor, groups: Sequence[Tensor], buffer: Tensor) -> Levels:
+    """Levels of a few rows; `highest` and `total` are the running log-sum-exp of all words but the targets, float64."""
+    assert readout.linear is not None
+    weight, bias = readout.linear
+    normed = readout.norm(rows.to(readout.device, readout.dtype))
+    n, width = len(normed), max(1, len(buffer) // len(normed))
+    ids = torch.cat(list(groups), dim=-1)
+    targets = torch.full(ids.shape, -torch.inf, dtype=torch.float64)
+    highest = torch.full((n, 1), -torch.inf, dtype=readout.dtype)
+    total = torch.zeros(n, 1, dtype=torch.float64)
+    for start in range(0, readout.d_vocab, width):
+        stop = min(start + width, readout.d_vocab)
+        tile = buffer[: n * (stop - start)].view(n, stop - start)
+        if bias is None:
+            torch.mm(normed, weight[:, start:stop], out=tile)
+        else:
+            torch.addmm(bias[start:stop], normed, weight[:, start:stop], out=tile)
+        row, place = ((ids >= start) & (ids < stop)).nonzero(as_tuple=True)
+        column = ids[row, place] - start
+        targets[row, place] = tile[row, column].double()
+        tile[row, column] = -torch.inf
+        higher = torch.maximum(highest, tile.amax(-1, keepdim=True))
+        shift = higher.masked_fill(higher == -torch.inf, 0)  # a tile may hold nothing but targets
+        shares = tile.sub_(shift).exp_().sum(-1, keepdim=True).double()
+        total = total * (highest - shift).double().exp() + shares
+        highest = higher
+    top = torch.maximum(highest.double(), targets.amax(-1, keepdim=True))
+    log_rest = (total.log() + highest.double() - top)[:, 0]
+    shifted = (targets - top).split([group.shape[-1] for group in groups], dim=-1)
+    return _levels(shifted, log_rest, top[:, 0])
 
 
 def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor], first: int, probe: Probe | None) -> list[Levels]:

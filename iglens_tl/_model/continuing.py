@@ -15,7 +15,6 @@ hook that does not fire is an error, and so is a block whose output is not its i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -260,8 +259,7 @@ def _enter(run: CleanRun, rows: Sequence[Entry], point: str | None, tally: Tally
     model, n = run.host.model, run.host.n_layers
     seat = _Seat(run, rows, point)
     active: Tensor | None = None
-    hooks = seat.hooks()
-    with model.hooks(fwd_hooks=hooks) if hooks else nullcontext():  # a bridge takes 15 ms to enter and leave
+    with run.host.hooks(seat.hooks()):
         for layer in range(rows[0].layer, n + 1):
             new = [row.state() for row in rows if row.layer == layer]
             if new:
@@ -295,7 +293,7 @@ def _full(run: CleanRun, rows: Sequence[Entry], point: str | None, tally: Tally)
         inject = [(_point_of_state(row.layer), partial(_inject, place=i, row=row)) for i, row in enumerate(ran)]
         last = Wanted(hook_name(2 * n, n), lambda full: full)
         tokens = run.tokens.expand(len(ran), -1)
-        with run.host.model.hooks(fwd_hooks=[*inject, *seat.hooks()]):
+        with run.host.hooks([*inject, *seat.hooks()]):
             kept, _ = run_and_collect(run.host, tokens, None, [last])
         tally.whole(len(ran), n)
         seat.check()

@@ -35,13 +35,16 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
     own = weight.dtype if weight is not None else _dtype_of(host.model.unembed, default=_dtype_of(host.model))
     device = weight.device if weight is not None else _device_of(host.model.unembed)
     dtype = own if dtype is None else dtype
-    if dtype == own:
-        norm = _module_norm(host, own)
-        unembed = _product(weight, bias) if weight is not None and own.itemsize >= 4 else _module_unembed(host)
-    else:
-        norm = _written_norm(host, dtype)
-        unembed = _product(*_cast(host, weight, bias, dtype))
-    return Readout(norm, unembed, transform_of(host), host.d_model, host.d_vocab_out, device, dtype)
+    norm = _module_norm(host, own) if dtype == own else _written_norm(host, dtype)
+    linear: tuple[Tensor, Tensor | None] | None = None
+    if dtype != own:
+        linear = _cast(host, weight, bias, dtype)
+    elif weight is not None and own.itemsize >= 4:
+        linear = weight, bias
+    unembed = _module_unembed(host) if linear is None else _product(*linear)
+    if dtype.itemsize < 4:
+        linear = None  # sums of half-precision exponentials lose digits: such logits are read whole, in float32
+    return Readout(norm, unembed, transform_of(host), host.d_model, host.d_vocab_out, device, dtype, linear)
 
 
 def transform_of(host: Host) -> Transform | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,9 +41,33 @@ class Host:
         return str(getattr(self.model.cfg, "model_name", None) or type(self.model).__name__)
 
     @cached_property
+    def hook_points(self) -> dict[str, Any]:
+        """The model's hook points by every name they have (a bridge takes 15 ms to list them, so they are listed once)."""
+        return dict(self.model.hook_dict)
+
+    @cached_property
     def hook_names(self) -> frozenset[str]:
-        """The model's hook points (a bridge takes 15 ms to list them, so they are listed once)."""
-        return frozenset(self.model.hook_dict)
+        """The names of the hook points."""
+        return frozenset(self.hook_points)
+
+    @contextmanager
+    def hooks(self, hooks: Sequence[tuple[str, Callable[..., Any]]]) -> Generator[None]:
+        """`model.hooks(fwd_hooks=...)`, with the hook points listed once; a bridge lists them anew for every name.
+
+        The user's hooks run before these and stay where they are. A name that the model does not have is passed over, and
+        its hook does not fire.
+        """
+        points = [(self.hook_points[name], hook) for name, hook in hooks if name in self.hook_points]
+        self.model.context_level += 1
+        level = self.model.context_level
+        try:
+            for point, hook in points:
+                point.add_hook(hook, level=level)
+            yield
+        finally:
+            for point, _ in points:
+                point.remove_hooks("fwd", level=level)
+            self.model.context_level -= 1
 
     @property
     def tokenizer(self) -> Any:

@@ -61,7 +61,7 @@ def run_and_collect(
 ) -> tuple[list[Tensor], Tensor]:
     """One forward pass that keeps what is wanted of its activations, and its logits `[batch, seq, d_vocab_out]`.
 
-    Hooks are added through the model's own `hooks` context, so the user's hooks run before them and stay where they are.
+    The user's hooks run before those that are added here, and stay where they are.
     """
     names = [item.name for item in wanted]
     kept: dict[int, Tensor] = {}
@@ -71,7 +71,7 @@ def run_and_collect(
 
     hooks = [(name, partial(keep, place=place)) for place, name in enumerate(names)]
     extra = {} if attention_mask is None else {"attention_mask": attention_mask}
-    with torch.no_grad(), host.model.hooks(fwd_hooks=hooks):
+    with torch.no_grad(), host.hooks(hooks):
         logits = host.model(tokens, return_type="logits", **extra)
     silent = [name for place, name in enumerate(names) if place not in kept]
     if silent:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _NEGLIGIBLE = 0.01  # segments that together hold less of all |credit| are one row
 _ROUNDING = 1e-6  # of the largest level: a smaller gap between credits and total is rounding and has no bar
+MAX_SEGMENTS = 16
 
 
 class _Onset(NamedTuple):
@@ -32,7 +33,7 @@ def waterfall(
     *,
     onset_rule: str | None = "mass",
     onset_fraction: float = 0.5,
-    max_segments: int = 16,
+    max_segments: int = MAX_SEGMENTS,
 ) -> plotly.graph_objects.Figure:
     """The credits of one token as steps from its value at the first state, up the layers, to that at the last.
 
@@ -57,7 +58,7 @@ def waterfall(
     if max_segments < 1:
         raise ValueError(f"max_segments must be at least 1, got {max_segments}.")
     token = one_token(result, batch, pos)
-    groups = _groups(result, token, max_segments)
+    groups = groups_of(result, token, max_segments)
     rows = _rows(result, token, groups, group_credits(result, token, groups))
     onset = _onset(result, token, groups, onset_rule, onset_fraction)
     fig = _style.figure(
@@ -71,7 +72,7 @@ def waterfall(
     return fig
 
 
-def _groups(result: IGLensResult, token: Token, most: int) -> list[Group]:
+def groups_of(result: IGLensResult, token: Token, most: int) -> list[Group]:
     """The fewest groups of which no merged one holds as much as 1% of all |credit|, at most `most`."""
     size = result.attribution[(slice(None), *token)].abs()
     whole = max(float(size.sum()), TINY)

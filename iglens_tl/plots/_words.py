@@ -115,7 +115,8 @@ def labelled_by(result: OfTokens, tokens: Sequence[Token]) -> str:
 
 def same_target(result: OfTokens, tokens: Sequence[Token]) -> bool:
     """Whether all tokens are asked for one and the same target."""
-    return len({target_of(result, token) for token in tokens}) == 1
+    grids = [ids for ids in (result.target_ids, result.incorrect_ids) if ids is not None]
+    return len({tuple(tuple(ids[token].tolist()) for ids in grids) for token in tokens}) == 1
 
 
 def path_title(labels: Sequence[str]) -> str:

@@ -1,0 +1,138 @@
+"""What a call will cost, before it is made: rows, products, bytes and forward passes.
+
+The cost of IG-Lens is the unembedding of every state of every token: `rows` rows of `d_model` times the
+`[d_model, d_vocab]` matrix, `2 * rows * d_model * d_vocab` floating-point operations. Nothing is run to know it.
+
+What it does not say: seconds (they depend on the machine; `make bench` measures ratios), and what the model's own forward
+pass takes.
+
+Example::
+
+    print(estimate(model, prompts, positions=None))
+    # 3,968 rows (31 states x 128 tokens), 0.22 TFLOP, 67.1 MB of logits at a time, 9.1 MB of states, 1 forward pass
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iglens_tl._checks import ESTIMATORS, memory_size, one_of, whole_number
+from iglens_tl._core.quadrature import quadrature
+from iglens_tl._model.head import readout_of
+from iglens_tl._request import Lens, Request, Settled, settle
+from iglens_tl._trajectory import ordinary_tensors
+from iglens_tl.targets import TOP
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of an `ig_lens` call.
+
+    Attributes:
+        n_states: states on the path, K + 1.
+        n_tokens: selected positions of all prompts.
+        rows: rows that pass through norm and unembedding: `(K + 1) * n_tokens` for the default call, and those of steps,
+            nodes, or of a `TOP` that no logits are at hand for.
+        gradient_rows: how many of them are read with a gradient, which costs about three times as much.
+        flops: of the unembedding's matrix products, gradients included.
+        chunk_rows: rows of logits that are held at a time.
+        logits_bytes: what these take: the extra memory that depends on neither layers nor tokens.
+        state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers.
+        forwards: forward passes of the model: 1 with a model, 0 with a cache.
+    """
+
+    n_states: int
+    n_tokens: int
+    rows: int
+    gradient_rows: int
+    flops: int
+    chunk_rows: int
+    logits_bytes: int
+    state_bytes: int
+    forwards: int
+
+    def __str__(self) -> str:
+        once = self.n_states * self.n_tokens
+        more = f" and {self.rows - once:,} more" if self.rows > once else ""
+        passes = "no forward pass" if not self.forwards else f"{self.forwards} forward pass"
+        return (
+            f"{self.rows:,} rows ({self.n_states} states x {self.n_tokens:,} tokens{more}), {self.flops / 1e12:.3g} TFLOP, "
+            f"{self.logits_bytes / 1e6:.3g} MB of logits at a time, {self.state_bytes / 1e6:.3g} MB of states, {passes}"
+        )
+
+
+@ordinary_tensors()
+def estimate(
+    model_or_cache: Any,
+    input: Any = None,
+    *,
+    targets: Any = TOP,
+    incorrect_targets: Any = None,
+    cache: Any = None,
+    positions: Any = -1,
+    layers: Any = None,
+    incl_mid: bool = False,
+    baseline: Any = "embed",
+    estimator: str = "prediction_aware",
+    n_steps: int = 1,
+    lens: Lens | None = None,
+    dtype: torch.dtype | None = None,
+    logits: Tensor | None = None,
+    attention_mask: Any = None,
+    prepend_bos: bool | None = None,
+    max_memory: int | float | str | None = None,
+) -> Estimate:
+    """What `ig_lens` with these arguments will cost; checks them as `ig_lens` does, and runs nothing.
+
+    Args:
+        model_or_cache, input, targets, incorrect_targets, cache, positions, layers, incl_mid, baseline, estimator, n_steps, lens,
+            dtype, logits, attention_mask, prepend_bos, max_memory: as in `ig_lens`.
+
+    Returns:
+        An `Estimate`; `print` says it in a line.
+
+    Raises:
+        ValueError, TypeError: as `ig_lens`, as far as no forward pass is needed to see it.
+    """
+    one_of("estimator", estimator, ESTIMATORS)
+    n_steps, budget = whole_number("n_steps", n_steps, 1), memory_size(max_memory)
+    request = Request(
+        model_or_cache, input, targets, incorrect_targets, cache, positions, layers, incl_mid, baseline, lens, dtype,
+        logits, attention_mask, prepend_bos,
+    )  # fmt: skip
+    settled = settle(request)
+    readout = readout_of(settled.host, dtype)
+    n_states, n_tokens = len(settled.states.state_labels), int(settled.positions.mask.sum())
+    inner, nodes = _inner_points(estimator, n_steps)
+    once, gradient_rows = n_states * n_tokens, (n_states - 1) * nodes * n_tokens
+    rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + _rows_of_top(settled, request, n_tokens)
+    chunk = min(max(once, 1), readout.rows_per_chunk(budget))
+    item = torch.finfo(readout.dtype).bits // 8
+    return Estimate(
+        n_states=n_states,
+        n_tokens=n_tokens,
+        rows=rows,
+        gradient_rows=gradient_rows,
+        flops=2 * (rows + 2 * gradient_rows) * readout.d_model * readout.d_vocab,
+        chunk_rows=chunk,
+        logits_bytes=chunk * readout.d_vocab * max(item, 4),
+        state_bytes=once * readout.d_model * item,
+        forwards=int(settled.view is None),
+    )
+
+
+def _inner_points(estimator: str, n_steps: int) -> tuple[int, int]:
+    """Points inside a segment that are read, without and with a gradient."""
+    if estimator == "prediction_aware":
+        return n_steps - 1, 0
+    return 0, len(quadrature(estimator, n_steps)[0])
+
+
+def _rows_of_top(settled: Settled, request: Request, n_tokens: int) -> int:
+    """The last states are read once more to find `TOP` where no logits say it."""
+    asked = settled.target_ids is None or request.incorrect_targets is TOP
+    return n_tokens if asked and settled.view is not None and settled.logits is None else 0

@@ -1,0 +1,190 @@
+"""Reading in tiles of the vocabulary: against a closed form in float64, wherever the targets lie and however narrow a tile is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from iglens_tl import NEXT, Estimate, estimate, ig_lens
+from iglens_tl._core.readout import TILE_ROWS, Readout, read
+from iglens_tl._model.head import readout_of
+from iglens_tl._model.host import host_of
+from tests.subjects import D_VOCAB, ROWS, cached, each_kind, padded, subject
+
+D_MODEL, WORDS, N = 24, 997, 700  # more rows than a tile has, and a vocabulary that no tile divides
+GROUPS = ((1,), (3,), (2, 1))
+
+
+def made(dtype: torch.dtype, bias: bool, scale: float = 1.0) -> tuple[Readout, torch.Tensor, torch.Tensor]:
+    """A readout that is one matrix, rows, and their logits in float64."""
+    draw = torch.Generator().manual_seed(2)
+    weight = torch.randn(D_MODEL, WORDS, generator=draw).to(dtype)
+    b = torch.randn(WORDS, generator=draw).to(dtype) if bias else None
+    rows = scale * torch.randn(N, D_MODEL, generator=draw).to(dtype)
+
+    def unembed(states: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        return states @ weight if b is None else states @ weight + b
+
+    readout = Readout(lambda states: states, unembed, None, D_MODEL, WORDS, torch.device("cpu"), dtype, (weight, b))
+    logits = rows.double() @ weight.double() + (0 if b is None else b.double())
+    return readout, rows, logits
+
+
+def targets(widths: tuple[int, ...]) -> list[torch.Tensor]:
+    """Groups that share no word, over the whole vocabulary; the last word of a wide group is filler in every third row."""
+    draw = torch.Generator().manual_seed(3)
+    ids = torch.stack([torch.randperm(WORDS, generator=draw)[: sum(widths)] for _ in range(N)])
+    ids[0, 0], ids[1, 0] = 0, WORDS - 1
+    groups = [group.clone() for group in ids.split(list(widths), dim=1)]
+    for group in groups:
+        if group.shape[1] > 1:
+            group[::3, -1] = -1
+    return groups
+
+
+def in_words(logits: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log of the probability of a group, and of everything else, by summing what is in it and what is not."""
+    member = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids.clamp(min=0), ids >= 0)
+    member = member | torch.zeros_like(member).scatter(1, ids[:, :1], True)  # a filler pointed at word 0
+    inside = logits.masked_fill(~member, -torch.inf).logsumexp(1)
+    outside = logits.masked_fill(member, -torch.inf).logsumexp(1)
+    return inside - logits.logsumexp(1), outside - logits.logsumexp(1)
+
+
+def all_read(readout: Readout, rows: torch.Tensor, groups: list[torch.Tensor], budget: int | None = None):
+    return read(readout, lambda a, b: rows[a:b], lambda a, b: [group[a:b] for group in groups], len(rows), budget)
+
+
+@pytest.mark.parametrize("budget", [None, 40_000, 64], ids=["default", "narrow tiles", "one word at a time"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("widths", GROUPS, ids=str)
+def test_tiles_are_the_closed_form(widths, bias, budget) -> None:
+    readout, rows, logits = made(torch.float64, bias)
+    count = 40 if budget == 64 else N  # rows of one word at a time are slow
+    groups = [group[:count] for group in targets(widths)]
+    levels = all_read(readout, rows[:count], groups, budget)
+    for place, group in enumerate(groups):
+        log_target, log_rest = in_words(logits[:count], group)
+        # float64: sums of a thousand exponentials, and a product of 24 terms
+        assert levels.log_target[place] == pytest.approx(log_target, abs=1e-11)
+        assert levels.log_rest[place] == pytest.approx(log_rest, abs=1e-11)
+    assert levels.log_top == pytest.approx(logits[:count].log_softmax(1).amax(1), abs=1e-11)
+    first = groups[0]
+    best = logits[:count].argmax(1, keepdim=True)
+    assert torch.equal(levels.is_top, ((first == best) & (first >= 0)).any(1))
+    if widths == (1,):
+        assert levels.logit[0] == pytest.approx(logits[:count].gather(1, first)[:, 0], abs=1e-11)
+
+
+def test_tiles_in_float32_are_as_good_as_float32_logits() -> None:
+    readout, rows, logits = made(torch.float32, True)
+    (group,) = targets((1,))
+    levels = all_read(readout, rows, [group])
+    log_target, _ = in_words(logits, group)
+    # logits of size 15 in float32 are off by 1e-6; a probability below 1 by no more than that
+    assert levels.value("prob")[:] == pytest.approx(log_target.exp(), abs=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_near_certain_target_keeps_the_digits_of_its_odds(dtype) -> None:
+    readout, rows, logits = made(dtype, False, scale=60.0)
+    group = logits.argmax(1, keepdim=True)  # 1 - p is far below what 1 minus a float can say, for many rows
+    levels = all_read(readout, rows, [group])
+    _, log_rest = in_words(logits, group)
+    certain = log_rest < -100
+    assert int(certain.sum()) > 20
+    tolerance = (
+        1e-9 if dtype == torch.float64 else 5e-3
+    )  # logits of size 1000 in float32 are off by 1e-4, summed over 24 terms
+    assert levels.log_rest[0][certain] == pytest.approx(log_rest[certain], abs=tolerance)
+    assert levels.value("log_odds")[certain].isfinite().all()
+
+
+def test_tiles_are_what_reading_whole_rows_gives() -> None:
+    readout, rows, _ = made(torch.float32, True)
+    groups = targets((2, 1))
+    whole = all_read(dataclasses.replace(readout, linear=None), rows, groups)
+    tiles = all_read(readout, rows, groups)
+    for metric in ("prob", "log_prob", "log_odds", "logit"):
+        assert tiles.value(metric) == pytest.approx(whole.value(metric), abs=5e-6), metric  # two float32 products
+    assert torch.equal(tiles.is_top, whole.is_top)
+
+
+@each_kind
+def test_models_with_a_plain_unembedding_are_read_in_tiles(kind) -> None:
+    model = subject(kind).model
+    readout = readout_of(host_of(model))
+    assert readout.in_tiles
+    assert readout.linear[0].data_ptr() == model.W_U.data_ptr(), "no copy of the unembedding"
+    assert not readout_of(host_of(model), torch.bfloat16).in_tiles
+    assert TILE_ROWS > 0
+
+
+CALLS = {
+    "default": {},
+    "all positions": {"positions": None},
+    "next": {"targets": NEXT, "positions": None},
+    "steps": {"n_steps": 4, "positions": None},
+    "integrating": {"estimator": "gauss_legendre", "n_steps": 3},
+    "trapezoid": {"estimator": "trapezoid", "n_steps": 3},
+    "few layers from zero": {"layers": [1], "baseline": "zero"},
+    "sublayers": {"incl_mid": True},
+}
+
+
+def counted(call, monkeypatch) -> tuple[int, int]:
+    """Rows that pass the final norm of the readout, and those of them that are read with a gradient."""
+    from iglens_tl._core import readout as module
+
+    rows, with_gradient = [], []
+    tiles, logits, gradient = module._levels_in_tiles, Readout.logits, module.value_and_gradient
+    monkeypatch.setattr(module, "_levels_in_tiles", lambda r, x, *rest: rows.append(len(x)) or tiles(r, x, *rest))
+    monkeypatch.setattr(Readout, "logits", lambda self, x, out=None: rows.append(len(x)) or logits(self, x, out))
+    monkeypatch.setattr(
+        "iglens_tl._core.segments.value_and_gradient",
+        lambda r, x, *rest: with_gradient.append(len(x)) or gradient(r, x, *rest),
+    )
+    call()
+    return sum(rows), sum(with_gradient)
+
+
+@each_kind
+@pytest.mark.parametrize("settings", CALLS.values(), ids=CALLS)
+def test_the_estimate_is_what_the_call_reads(kind, settings, monkeypatch) -> None:
+    model = subject(kind).model
+    tokens, mask = padded("right")
+    found = estimate(model, tokens, attention_mask=mask, **settings)
+    rows, with_gradient = counted(lambda: ig_lens(model, tokens, attention_mask=mask, **settings), monkeypatch)
+    assert (found.rows, found.gradient_rows) == (rows, with_gradient)
+    assert found.flops == 2 * (rows + 2 * with_gradient) * model.cfg.d_model * D_VOCAB
+    assert found.forwards == 1
+
+
+@each_kind
+def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
+    model = subject(kind).model
+    tokens = ROWS[0][None]
+    cache = cached(model, tokens)
+    found = estimate(cache, tokens, positions=None)
+    rows, _ = counted(lambda: ig_lens(cache, tokens, positions=None), monkeypatch)
+    assert found.rows == rows > found.n_states * found.n_tokens, (
+        "the most probable tokens are looked up in the last states"
+    )
+    assert found.forwards == 0
+    asked = estimate(cache, tokens, positions=None, targets=7)
+    assert asked.rows == asked.n_states * asked.n_tokens
+    assert asked.state_bytes == 4 * asked.rows * model.cfg.d_model
+    assert isinstance(asked, Estimate)
+    assert f"{asked.rows:,} rows" in str(asked)
+    assert "no forward pass" in str(asked)
+
+
+@each_kind
+def test_an_estimate_checks_its_arguments(kind) -> None:
+    model = subject(kind).model
+    with pytest.raises(ValueError, match="estimator must be one of"):
+        estimate(model, ROWS[0], estimator="simpson")
+    with pytest.raises(ValueError, match="ids"):
+        estimate(model, ROWS[0], targets=D_VOCAB)
