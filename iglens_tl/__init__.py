@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from iglens_tl.context import context_need
     from iglens_tl.context_result import ContextNeed
     from iglens_tl.contrast import difference
+    from iglens_tl.dataset import run_dataset
     from iglens_tl.diagnosis import Diagnosis, Finding, doctor
     from iglens_tl.estimation import Estimate, estimate
     from iglens_tl.generation import generate_and_attribute
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from iglens_tl.splits import SplitResult
     from iglens_tl.study import onset_study
     from iglens_tl.study_result import OnsetStudy
+    from iglens_tl.summary import DatasetSummary, summarize
     from iglens_tl.targets import NEXT, TOP, TokenSet
 
 __version__ = "0.1.0"
@@ -43,6 +45,7 @@ __all__ = [
     "AnswerResult",
     "ContextNeed",
     "DLAResult",
+    "DatasetSummary",
     "Diagnosis",
     "Estimate",
     "Finding",
@@ -76,7 +79,9 @@ __all__ = [
     "onset_study",
     "reference_updates",
     "report_html",
+    "run_dataset",
     "split",
+    "summarize",
     "write_report",
 ]
 
@@ -89,6 +94,7 @@ _HOMES = {
     "AnswerResult": "answer_result",
     "ContextNeed": "context_result",
     "DLAResult": "companion_results",
+    "DatasetSummary": "summary",
     "Diagnosis": "diagnosis",
     "Estimate": "estimation",
     "Finding": "diagnosis",
@@ -121,7 +127,9 @@ _HOMES = {
     "onset_study": "study",
     "reference_updates": "reference",
     "report_html": "report",
+    "run_dataset": "dataset",
     "split": "components",
+    "summarize": "summary",
     "write_report": "report",
 }
 

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from iglens_tl import __version__
-from iglens_tl._commands import ablate, answer, attribute, compare, doctor, split, study
+from iglens_tl._commands import ablate, answer, attribute, compare, doctor, run, split, study, summarize
 from iglens_tl._commands.arguments import Parser
 from iglens_tl._commands.errors import complain
 
@@ -30,8 +30,10 @@ COMMANDS: dict[str, Any] = {
     "answer": answer,
     "compare": compare,
     "doctor": doctor,
+    "run": run,
     "split": split,
     "study": study,
+    "summarize": summarize,
 }
 """The commands by name: modules with SUMMARY, USAGE, add_arguments and run. Without one of these names: `attribute`."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pandas
 import torch
 
-from iglens_tl import LensComparison, LogitLensResult, SplitResult, plots
+from iglens_tl import DatasetSummary, LensComparison, LogitLensResult, SplitResult, plots
 from iglens_tl._shares import Part
 from tests.made_results import NAN, make, one
 
@@ -171,6 +172,7 @@ FIGURES = {
     "gain_loss": lambda: plots.gain_loss(long(60)),
     "comparison": lambda: plots.comparison(comparison(), ablation=ablation(comparison()), pos=1),
     "comparison, 30 blocks": lambda: plots.comparison(comparison(flat_then_steep())),
+    "mean_credits": lambda: plots.mean_credits(summary()),
     "heads": lambda: plots.heads(heads(30, 9)),
     "top_parts": lambda: plots.top_parts(heads(30, 9)),
 }
@@ -182,3 +184,35 @@ def with_gap():
     exact = one([0.1, 0.3, 0.8])
     credits = exact.attribution - 0.01
     return one([0.1, 0.3, 0.8], attribution=credits, gap=credits.sum(0) - exact.total, estimator="midpoint")
+
+
+def summary(k=30):
+    """What a run of 40 prompts found, ten tokens each; some of them without an onset, some at the first state."""
+    random = torch.Generator().manual_seed(3)
+    segments = pandas.DataFrame({
+        "segment": [str(index) for index in range(k)],
+        "start": [f"{index}_pre" for index in range(k)],
+        "end": [*(f"{index}_pre" for index in range(1, k)), "final_post"],
+        "hidden_state": range(1, k + 1),
+        "mean": torch.randn(k, generator=random, dtype=torch.float64).numpy() / 10,
+    })  # fmt: skip
+    half = torch.rand(k, generator=random, dtype=torch.float64).numpy() / 20
+    segments = segments.assign(
+        low=segments["mean"] - half, high=segments["mean"] + half, mean_abs=0.2, n_tokens=400, n_prompts=40
+    )
+    places = {"mass": "5", "crossing": "0_pre", "peak": "29", "rank": None}
+    onsets = [(rule, label, 300, 0.75) for rule, label in places.items()]
+    onsets += [(rule, "final_post" if rule in ("crossing", "rank") else "12", 100, 0.25) for rule in places]
+    return DatasetSummary(
+        n_prompts=50,
+        n_done=41,
+        n_tokens=400,
+        segments=segments,
+        onsets=pandas.DataFrame(onsets, columns=["rule", "label", "n_tokens", "share"], dtype=object),
+        failures=pandas.DataFrame({"prompt_index": [7], "error": ["<b>"]}),
+        confidence=0.95,
+        onset_fraction=0.5,
+        metric="prob",
+        unit="probability",
+        settings={},
+    )

@@ -280,6 +280,11 @@ def test_positions_are_the_axis_and_tokens_the_tick_texts():
     assert texts.count("' the'") == 2
 
 
+def test_a_position_that_is_asked_for_twice_has_two_columns():
+    fig = plots.heatmap(padded().select(pos=[1, 2, 1]))
+    assert list(fig.data[0].x) == list(fig.layout.xaxis.labelalias) == ["1", "2", "1 (2)"]
+
+
 def test_ticks_name_the_token_the_target_or_both():
     def ticks(**changes):
         fig = plots.heatmap(make(random_values(3, 1, 2), **changes))

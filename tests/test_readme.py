@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from iglens_tl import cli
+from iglens_tl import cli, ig_lens
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def assert_prints(shown: str, printed: str) -> None:
 def test_the_first_examples_print_what_they_show(smollm2_default: Any) -> None:
     code = blocks("python")[0].replace("model = demo_model()", "")
     names = {"model": smollm2_default}
-    printed = [_printed(block, names) for block in (code, *blocks("python")[1:3])]
+    printed = [_printed(block, names) for block in (code, *blocks("python")[2:4])]
     for shown, found in zip(blocks("text"), printed, strict=False):  # the blocks that follow are of the shell
         assert_prints(shown, found)
 
@@ -61,7 +61,29 @@ def test_the_questions_can_be_asked(smollm2_default: Any) -> None:
         "translator": lambda state, index: state,
         "ablate": ablate,
     }
-    exec(blocks("python")[3], names)
+    exec(next(block for block in blocks("python") if block.startswith("from iglens_tl import NEXT")), names)
+
+
+@pytest.mark.smollm2
+def test_the_other_examples_run(smollm2_default: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where the data set's shards go
+    names = {
+        "model": smollm2_default,
+        "result": ig_lens(smollm2_default, "The capital of France is", targets=" Paris"),
+        "prompt": "The capital of France is",
+        "prompts": ["The capital of France is", "Everyone knows that the capital of Italy is"],
+        "sentences": [
+            f"Number {i} of the sentences that were written for this is rather long, as it has to be." for i in range(8)
+        ],
+    }
+    for start in (
+        "from iglens_tl import plots",
+        "from iglens_tl import ablate_layers",
+        "from iglens_tl import estimate",
+    ):
+        exec(next(block for block in blocks("python") if block.startswith(start)), names)
+    assert len(names["figure"].data) > 0
+    assert "2 prompts" in str(names["summarize"]("credits"))
 
 
 @pytest.mark.smollm2

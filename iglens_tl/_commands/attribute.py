@@ -6,10 +6,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from iglens_tl._checks import ESTIMATORS, METRICS
 from iglens_tl._commands import models, output, pages
-from iglens_tl._commands.arguments import DTYPES, add_model_options, count, states, token
+from iglens_tl._commands.arguments import add_model_options, count, token
 from iglens_tl._commands.errors import BadInputError, complain
+from iglens_tl._commands.readout import add_readout_options, readout_settings
 
 if TYPE_CHECKING:
     from iglens_tl.results import IGLensResult
@@ -30,7 +30,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + _EPILOG
     _add_prompt(parser)
-    _add_readout(parser)
+    add_readout_options(parser)
     parser.add_argument(
         "--model", metavar="NAME",
         help="a TransformerLens name, a Hugging Face folder, or a GGUF file; default: the embedded SmolLM2-135M-Instruct",
@@ -56,21 +56,6 @@ def _add_prompt(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prepend-bos", action=yes_or_no, help="default: as TransformerLens does for the model")
 
 
-def _add_readout(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("states and readout")
-    chosen = group.add_mutually_exclusive_group()
-    chosen.add_argument(
-        "--layers", nargs="+", type=states, metavar="L", help="hidden-state indices or labels; the last is always there"
-    )
-    chosen.add_argument("--k", type=count, metavar="K", help="that many evenly spaced segments")
-    chosen.add_argument("--incl-mid", action="store_true", help="split every block into attention and MLP")
-    group.add_argument("--baseline", choices=("embed", "zero", "mean"), default="embed", help="default: embed")
-    group.add_argument("--metric", choices=tuple(METRICS), default="prob", help="default: prob")
-    group.add_argument("--estimator", choices=ESTIMATORS, default="prediction_aware", help="default: prediction_aware")
-    group.add_argument("--n-steps", type=count, default=1, metavar="N", help="steps a segment; default: 1")
-    group.add_argument("--dtype", choices=DTYPES, help="of the readout; default: the model's own")
-
-
 def run(args: argparse.Namespace) -> int:
     _check(args)
     output.check_output(args)
@@ -80,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     model = models.load(args.model, args)
     result = _attributed(model, prompt, args)
     output.show(result, args)
-    pages.write(model, result, args, _settings(args))
+    pages.write(model, result, args, readout_settings(args))
     return 0
 
 
@@ -159,7 +144,7 @@ def _generated(model: Any, prompt: str, args: argparse.Namespace) -> IGLensResul
         chat=chat,
         prepend_bos=args.prepend_bos,
         max_new_tokens=args.max_new_tokens or MAX_NEW_TOKENS,
-        **_settings(args),
+        **readout_settings(args),
     )
 
 
@@ -174,21 +159,5 @@ def _at_targets(model: Any, prompt: str, args: argparse.Namespace) -> IGLensResu
         incorrect_targets=args.incorrect_target,
         positions=None if args.no_generate else -1,
         prepend_bos=args.prepend_bos,
-        **_settings(args),
+        **readout_settings(args),
     )
-
-
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The keywords that all calls share."""
-    import torch
-
-    layers = args.k if args.layers is None else [state for group in args.layers for state in group]
-    return {
-        "layers": layers,
-        "incl_mid": args.incl_mid,
-        "baseline": args.baseline,
-        "metric": args.metric,
-        "estimator": args.estimator,
-        "n_steps": args.n_steps,
-        "dtype": None if args.dtype is None else getattr(torch, args.dtype),
-    }

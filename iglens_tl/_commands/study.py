@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + _EPILOG
     parser.add_argument("prompts", nargs="?", metavar="PROMPTS", help="a .txt or .jsonl file")
     parser.add_argument("--reference", metavar="TEXTS", help="texts for means, replacements and foreign contexts")
-    parser.add_argument("--out", metavar="DIR", required=True, help="a folder of the study's own (or, without PROMPTS, what --save wrote)")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        required=True,
+        help="a folder of the study's own (or, without PROMPTS, what --save wrote)",
+    )
     parser.add_argument(
         "--n-positions", type=count, default=3, metavar="N", help="at most so many a prompt; default: 3"
     )

@@ -19,6 +19,7 @@ What a figure does not say: a credit is no causal effect of a layer through the 
 """
 
 from iglens_tl.plots._comparison import LayerDrops, comparison
+from iglens_tl.plots._dataset import mean_credits
 from iglens_tl.plots._export import write_image
 from iglens_tl.plots._heatmap import heatmap
 from iglens_tl.plots._layers import gain_loss, trajectories
@@ -31,6 +32,7 @@ __all__ = [
     "gain_loss",
     "heads",
     "heatmap",
+    "mean_credits",
     "top_parts",
     "trajectories",
     "waterfall",

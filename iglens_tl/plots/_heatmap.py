@@ -17,6 +17,7 @@ from iglens_tl.plots._words import (
     labelled_by,
     of_row,
     path_title,
+    place_names,
     quantity,
     short,
     tick_texts,
@@ -63,7 +64,7 @@ def heatmap(
     labels = result.segment_labels if credits else result.state_labels
     trace = _style.graph_objects().Heatmap(
         z=numbers.numpy(),
-        x=[str(int(result.positions[token])) for token in tokens],
+        x=place_names(result, tokens),
         y=[_style.escaped(label) for label in labels],
         **_scale(result, numbers, credits),
         **_hover(result, tokens, top, credits),
@@ -79,7 +80,7 @@ def _figure(result: IGLensResult, trace: Any, tokens: Sequence[Token], value: st
     by, rows = labelled_by(result, tokens), len(trace.y)
     texts = tick_texts(result, tokens, by)
     fig = _style.figure([trace], _title(result, tokens, value, by), _notes(result, tokens), _style.rows_height(rows))
-    _style.token_axis(fig, [str(int(result.positions[token])) for token in tokens], texts)
+    _style.token_axis(fig, place_names(result, tokens), texts)
     fig.update_xaxes(title_text=_AXES[by], showgrid=False)
     path = path_title(result.segment_labels) if value == "credit" else "state"
     fig.update_yaxes(title_text=path, type="category", showgrid=False)

@@ -12,6 +12,7 @@ from iglens_tl.plots._style import MINUS, escaped
 
 _QUANTITIES = {"prob": "probability", "log_prob": "log-probability", "log_odds": "log-odds", "logit": "logit"}
 _LONGEST = 18  # columns of a token in a label
+_SHARES = {1: 18, 2: 16, 3: 10}  # of a token where a label is made of so many: together what a legend of 400 px holds
 _ISOLATE, _POP = "\N{LEFT-TO-RIGHT ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
 
 
@@ -26,23 +27,21 @@ def with_unit(words: str, unit: str) -> str:
     return words if words.endswith(unit) else f"{words} [{unit}]"
 
 
-def short(text: str) -> str:
-    """A token in quotes, as long as a label can be; not yet escaped.
+def short(text: str, longest: int = _LONGEST) -> str:
+    """A token in quotes, in at most so many columns; not yet escaped.
 
     A token of a script that runs from right to left is isolated, so that it turns nothing around that stands beside it.
     """
-    label = head(quoted(text), _LONGEST)
+    label = head(quoted(text), longest)
     leftwards = any(unicodedata.bidirectional(character) in ("R", "AL") for character in label)
     return f"{_ISOLATE}{label}{_POP}" if leftwards else label
 
 
-def target_of(result: OfTokens, token: Token) -> str:
+def target_of(result: OfTokens, token: Token, longest: int = _LONGEST) -> str:
     """The target that is read at a token, less what it is compared with; not yet escaped."""
     row, column = token
-    name = short(result.target_strings[row][column])
-    return (
-        name if result.incorrect_strings is None else f"{name} {MINUS} {short(result.incorrect_strings[row][column])}"
-    )
+    grids = [grid for grid in (result.target_strings, result.incorrect_strings) if grid is not None]
+    return f" {MINUS} ".join(short(grid[row][column], longest) for grid in grids)
 
 
 def in_title(result: OfTokens, token: Token) -> str:
@@ -99,11 +98,19 @@ def one_token(result: OfTokens, batch: int, pos: int) -> Token:
 
 def tick_texts(result: OfTokens, tokens: Sequence[Token], by: str) -> list[str]:
     """One label a token, escaped: the target, the token it is read at, or both, as `by` of `labelled_by` says."""
+    longest = _SHARES[1 if by == "token" else 1 + (by == "both") + (result.incorrect_strings is not None)]
     texts: list[str] = []
     for token in tokens:
-        at, target = short(token_at(result, token)), target_of(result, token)
+        at, target = short(token_at(result, token), longest), target_of(result, token, longest)
         texts.append(escaped({"target": target, "token": at, "both": f"{at} → {target}"}[by]))
     return texts
+
+
+def place_names(result: OfTokens, tokens: Sequence[Token]) -> list[str]:
+    """The positions as the names of an axis; one that was asked for again has the count behind it: `3`, `3 (2)`."""
+    places = [int(result.positions[token]) for token in tokens]
+    again = [places[: index + 1].count(place) for index, place in enumerate(places)]
+    return [str(place) if count == 1 else f"{place} ({count})" for place, count in zip(places, again, strict=True)]
 
 
 def labelled_by(result: OfTokens, tokens: Sequence[Token]) -> str:
