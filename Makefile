@@ -8,7 +8,7 @@ ENV_3.9 := .venv
 ENV_2.18 := .venvs/tl-2.18
 ENV_4.3 := .venvs/tl-4.3
 
-.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 study study-page bench pictures clean
+.PHONY: demo test test-all lint pytest-3.9 pytest-2.18 pytest-4.3 study study-page bench pictures notebooks clean
 
 demo: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/iglens "$(QUESTION)"
@@ -78,6 +78,10 @@ bench: $(ENV_3.9)/.ready $(ENV_4.3)/.ready
 # The README's pictures, drawn by Chrome or Chromium.
 pictures: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/python docs/make_pictures.py
+
+# Run the notebooks and store what they show; the pictures are drawn by Chrome or Chromium.
+notebooks: $(ENV_3.9)/.ready
+	$(ENV_3.9)/bin/python -W ignore notebooks/run.py
 
 clean:
 	rm -rf .venv .venvs .pytest_cache .ruff_cache .hypothesis build dist

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.versions import APIS
+from tests.versions import APIS, HAS_NOTEBOOKS
 
 pytest_plugins = ["tests.smollm2"]
 
@@ -23,21 +23,26 @@ torch.set_num_threads(1)  # for models this small, a second thread costs more th
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hooked: needs HookedTransformer (TransformerLens 2.x, 3.x)")
     config.addinivalue_line("markers", "bridge: needs TransformerBridge (TransformerLens 3.x, 4.x)")
+    config.addinivalue_line(
+        "markers", "notebooks: needs the notebook packages (the environment of TransformerLens 3.x)"
+    )
 
 
-def pytest_report_header() -> str:
+def pytest_report_header() -> list[str]:
     where = os.environ.get("IGLENS_TL_BROWSER")
-    return f"browser: {where or 'none; the tests that need one are left out (IGLENS_TL_BROWSER=/path/to/chromium)'}"
+    browser = f"browser: {where or 'none; the tests that need one are left out (IGLENS_TL_BROWSER=/path/to/chromium)'}"
+    return [browser] if HAS_NOTEBOOKS else [browser, "notebooks: left out; they are tested with TransformerLens 3"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the installed version does not promise; where it promises and lacks it, the test fails.
 
     So with a browser: tests that need one are left out where `IGLENS_TL_BROWSER` names none, and fail where it names
-    one that does not start.
+    one that does not start. The notebooks' tests are left out by version too: see `tests.versions.HAS_NOTEBOOKS`.
     """
     absent = [api for api in ("hooked", "bridge") if api not in APIS]
     absent += [] if os.environ.get("IGLENS_TL_BROWSER") else ["browser"]
+    absent += [] if HAS_NOTEBOOKS else ["notebooks"]
     foreign = [item for item in items if any(item.get_closest_marker(name) for name in absent)]
     config.hook.pytest_deselected(items=foreign)
     items[:] = [item for item in items if item not in foreign]

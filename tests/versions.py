@@ -16,3 +16,6 @@ APIS = _MUST_HAVE[TL_MAJOR]
 
 HAS_HOOKED = "hooked" in APIS
 HAS_BRIDGE = "bridge" in APIS
+
+HAS_NOTEBOOKS = TL_MAJOR == 3
+"""The notebook packages are part of the development environment, which has TransformerLens 3, and of no other."""
