@@ -285,7 +285,9 @@ def quantity(result: ResultFields) -> str:
     words = _QUANTITY[result.metric]
     if result.incorrect_ids is not None:
         words = f"difference in {words}, target less incorrect,"
-    return f"{words}, of the first run less the second," if "difference" in result.settings else words
+    if "difference" not in result.settings:
+        return words
+    return f"{words.removesuffix(',')}, of the first run less the second,"
 
 
 def reading(result: ResultFields) -> str:

@@ -206,12 +206,13 @@ def test_masked_entries_are_empty(kind):
 @each_kind
 @pytest.mark.parametrize("max_memory", [None, 1])
 def test_logit_lens_reads_the_values_of_ig_lens(kind, max_memory):
-    """The same code: equal to the bit, and every level as a float64 readout of its own has it."""
+    """The same numbers, and every level as a float64 readout of its own has it."""
     model, head = subject(kind).model, subject(kind).head
     ask = {"targets": 7, "positions": None, "max_memory": max_memory}
     levels = logit_lens(model, BATCH, top_k=3, **ask)
     for name in ("prob", "log_prob", "logit"):
-        assert torch.equal(getattr(levels, name), ig_lens(model, BATCH, metric=name, **ask).values)
+        # One reads whole rows and the other tiles of the vocabulary: float32 products of other shapes, logits of size 5.
+        assert (getattr(levels, name) - ig_lens(model, BATCH, metric=name, **ask).values).abs().max() <= 3e-6
     cache = cached(model, BATCH, names_filter=residual_names())
     logs = torch.log_softmax(head.logits(torch.stack([cache[name] for name in residual_names()])), -1)
     assert (levels.entropy + (logs.exp() * logs).sum(-1)).abs().max() <= 1e-5
@@ -260,7 +261,7 @@ def test_smollm2_parts_sum_to_the_logit(smollm2):
         assert result.gap.abs().max() <= SUMS
         assert abs(float(result.total) - float(logits[0, -1, PARIS])) <= SUMS
     levels = logit_lens(cache, targets=" Paris", logits=logits)
-    assert torch.equal(levels.prob, ig_lens(cache, targets=" Paris").values)
+    assert (levels.prob - ig_lens(cache, targets=" Paris").values).abs().max() <= 1e-6  # two float32 products
     assert levels.rank[-3:].flatten().tolist() == [0, 0, 0]
     assert levels.top_strings[-1][0][0][0] == " Paris"
 
