@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from iglens_tl import _study_analysis as analysis
 from iglens_tl._fragment import bars, line, table
 from iglens_tl._layout import Column
 from iglens_tl._study_analysis import Measurements
-from iglens_tl._study_statistics import N_RESAMPLES
+from iglens_tl._study_statistics import N_RESAMPLES, mean_interval
 
 if TYPE_CHECKING:
     import pandas
@@ -35,8 +33,8 @@ p-values are Holm-corrected over all {n} rows.
 """
 _OVERVIEW = """## Every outcome
 
-Mean rank correlation over blocks of each predictor (columns) with each outcome (rows), then top-1 hit rates; intervals are in
-`OnsetStudy.agreement`. Not tested.
+Mean rank correlation over blocks of each predictor (rows) with each outcome (columns), then top-1 hit rates, with intervals. Not
+tested. A placebo against itself is 1 by construction, and so is the last block's credit its direct effect.
 
 """
 _DEPTHS = """## Across tokens: does the depth predict the causal depth?
@@ -80,7 +78,7 @@ def page(
             f"## Every predictor on the primary outcome, {title}\n\n" + _agreement(m, first, n)
             for first, title in _BLOCKS
         ),
-        _OVERVIEW + _overview(m),
+        _OVERVIEW + _overview(m, n),
         "## Strata, primary outcome\n\n" + _strata(m, n),
         _DEPTHS + _depths(m, n),
         *(_VARIANTS.format(title=title) + _variants(m, first, n) for first, title in _BLOCKS),
@@ -190,21 +188,21 @@ def _agreement(m: Measurements, first: int, n: int) -> str:
     )  # fmt: skip
 
 
-def _overview(m: Measurements) -> str:
+def _overview(m: Measurements, n: int) -> str:
     parts: list[str] = []
     for first, title in _BLOCKS:
         for measure, name in (("rho", "rank correlation"), ("top1", "top-1 hit rate")):
-            rows = [_overview_row(m, outcome, first, measure) for outcome in analysis.OUTCOMES]
+            rows = [_overview_row(m, predictor, first, measure, n) for predictor in analysis.PREDICTORS]
             parts.append(f"**{name}, {title}**\n\n" + _markdown(rows))
     return "\n\n".join(parts)
 
 
-def _overview_row(m: Measurements, outcome: str, first: int, measure: str) -> dict[str, Any]:
-    effect, row = m.effect(outcome)[:, first:], {"outcome": outcome}
-    for name in analysis.PREDICTORS:
-        values = analysis.measures(m.score(name)[:, first:], effect)[measure]
-        finite = values[np.isfinite(values)]
-        row[name] = f"{finite.mean():+.2f}" if len(finite) else "-"
+def _overview_row(m: Measurements, predictor: str, first: int, measure: str, n: int) -> dict[str, Any]:
+    row, score = {"predictor": predictor}, m.score(predictor)[:, first:]
+    for outcome in analysis.OUTCOMES:
+        values = analysis.measures(score, m.effect(outcome)[:, first:])[measure]
+        found = mean_interval(values, m.prompts, n)
+        row[outcome] = f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]" if found.n_pairs else "-"
     return row
 
 

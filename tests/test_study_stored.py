@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,9 @@ def test_credits_add_up_to_the_probability(study) -> None:
 def test_the_page_says_what_is_stored(study) -> None:
     m = study.measurements()
     assert page._markdown(page._percent(analysis.where_it_hurts(m, list(analysis.OUTCOMES)))) in PAGE
-    assert page._overview(m) in PAGE
+    fresh, of_page = (re.findall(r"[|] (-?\d\.\d\d) \[", text) for text in (page._overview(m, 19), PAGE))
+    assert len(fresh) == 4 * len(analysis.PREDICTORS) * len(analysis.OUTCOMES)
+    assert fresh == of_page, "the means of every predictor and outcome"
     assert page._data(m, study.settings, study.provenance) in PAGE
     means = analysis.primary(m, 49)  # few resamples: the intervals differ, the means do not
     for row in means.to_dict("records"):
