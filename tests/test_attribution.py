@@ -34,7 +34,6 @@ from tests.subjects import (
     subject,
     tiny,
 )
-from tests.watching import Count
 
 METRICS = ["prob", "log_prob", "log_odds", "logit"]
 ESTIMATORS = ["midpoint", "trapezoid", "left", "right", "gauss_legendre"]
@@ -579,20 +578,23 @@ def test_the_budget_changes_no_number(kind: str, arguments: dict[str, Any]) -> N
 
 
 @each_kind
-def test_the_budget_bounds_the_rows_that_are_read_together(kind: str) -> None:
+def test_the_budget_bounds_the_tile_of_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = subject(kind).model
-    rows: list[int] = []
+    sizes: list[int] = []
+    for name in ("mm", "addmm"):  # without a bias of the unembedding, and with one
 
-    class Sizes(Count):
-        def __call__(self, module: Any, inputs: Any, output: Any) -> None:
-            rows.append(inputs[0].numel() // D_MODEL)
+        def counted(*operands: Any, product: Any = getattr(torch, name), **kept: Any) -> Any:
+            sizes.extend([kept["out"].numel()] if "out" in kept else [])
+            return product(*operands, **kept)
 
+        monkeypatch.setattr(torch, name, counted)
     cache = cached(model, BATCH)
-    handle = model.ln_final.register_forward_hook(Sizes())
-    ig_lens(cache, BATCH, targets=TARGET, positions=None, max_memory=5 * 4 * D_VOCAB)
-    handle.remove()
-    assert max(rows) == 5
-    assert sum(rows) == (N_LAYERS + 1) * 12
+    whole = ig_lens(cache, BATCH, targets=TARGET, positions=None)
+    sizes.clear()
+    bounded = ig_lens(cache, BATCH, targets=TARGET, positions=None, max_memory=5 * 4 * D_VOCAB)
+    assert 0 < max(sizes) <= 5 * D_VOCAB
+    assert sum(sizes) == bounded.values.numel() * D_VOCAB, "every logit once"
+    assert (bounded.values - whole.values).abs().max() <= 1e-6  # float32 products of other shapes
 
 
 # --- Ties --------------------------------------------------------------------------------------------------------

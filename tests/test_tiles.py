@@ -112,6 +112,19 @@ def test_tiles_are_what_reading_whole_rows_gives() -> None:
     assert torch.equal(tiles.is_top, whole.is_top)
 
 
+def test_whole_rows_are_read_as_many_at_a_time_as_the_budget_holds() -> None:
+    readout, rows, _ = made(torch.float32, False)
+    sizes: list[int] = []
+
+    def unembed(states: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        sizes.append(len(states))
+        return readout.unembed(states, out)
+
+    all_read(dataclasses.replace(readout, linear=None, unembed=unembed), rows, targets((1,)), budget=5 * 4 * WORDS)
+    assert max(sizes) == 5
+    assert sum(sizes) == N
+
+
 @each_kind
 def test_models_with_a_plain_unembedding_are_read_in_tiles(kind) -> None:
     model = subject(kind).model
