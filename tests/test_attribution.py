@@ -581,13 +581,13 @@ def test_the_budget_changes_no_number(kind: str, arguments: dict[str, Any]) -> N
 def test_the_budget_bounds_the_tile_of_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = subject(kind).model
     sizes: list[int] = []
+
+    def counted(product: Any, *operands: Any, **kept: Any) -> Any:
+        sizes.extend([kept["out"].numel()] if "out" in kept else [])
+        return product(*operands, **kept)
+
     for name in ("mm", "addmm"):  # without a bias of the unembedding, and with one
-
-        def counted(*operands: Any, product: Any = getattr(torch, name), **kept: Any) -> Any:
-            sizes.extend([kept["out"].numel()] if "out" in kept else [])
-            return product(*operands, **kept)
-
-        monkeypatch.setattr(torch, name, counted)
+        monkeypatch.setattr(torch, name, functools.partial(counted, getattr(torch, name)))
     cache = cached(model, BATCH)
     whole = ig_lens(cache, BATCH, targets=TARGET, positions=None)
     sizes.clear()
