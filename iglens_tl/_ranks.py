@@ -1,7 +1,7 @@
 """Which of several processes this is, and what they agree on; `accelerate` (or `torchrun`) starts them.
 
-A process that was not launched as one of several is the only one. Ranks speak with each other once, at the start of a
-run: what the first of them finds and decides holds for all.
+A process that was not launched as one of several is the only one. Ranks speak with each other at the start of a run alone:
+what the first of them finds and decides holds for all, and none begins before all are there.
 """
 
 from __future__ import annotations
@@ -70,6 +70,14 @@ def first_decides(ranks: Ranks, decide: Callable[[], T]) -> T:
     if error is not None:
         raise error
     return value
+
+
+def wait_for_all(ranks: Ranks) -> None:
+    """Go on when every rank has come to this place."""
+    if ranks.count > 1:
+        from accelerate.utils import wait_for_everyone
+
+        wait_for_everyone()
 
 
 def leave() -> None:

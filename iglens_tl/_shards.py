@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import time
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -176,8 +177,9 @@ class Lock:
             self.file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def share(self) -> None:
-        """With the other ranks of this run."""
-        _flock(self.file, alone=False)
+        """With the other ranks of this run; waits until the first of them, which looks alone, shares it too."""
+        while not _flock(self.file, alone=False):
+            time.sleep(0.05)
 
     def is_last(self) -> bool:
         """Whether no other rank is left, however it ended; asked by a rank that writes no more."""

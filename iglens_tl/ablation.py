@@ -288,7 +288,10 @@ def _blocks(layers: Any, host: Host) -> list[int]:
     if layers is None:
         return list(range(n))
     if isinstance(layers, (str, bytes, bool)) or not isinstance(layers, Iterable):
-        raise TypeError(f"layers must be None (every block) or a list of block numbers; got {describe(layers)!r}.")
+        raise TypeError(
+            "layers must be None (every block) or a list of block numbers, [2] for block 2 alone (no number of segments, as in "
+            f"ig_lens); got {describe(layers)!r}."
+        )
     items: list[Any] = [plain(item) for item in layers]
     numbers: list[Any] = [int(item) if isinstance(item, str) and item.isdecimal() else item for item in items]
     wrong = [item for item in numbers if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < n]

@@ -38,7 +38,7 @@ from iglens_tl._dataset_source import Columns, facts_of, source_of
 from iglens_tl._dataset_sums import require_scipy
 from iglens_tl._model.host import Host, host_of, provenance
 from iglens_tl._model.identity import model_identity
-from iglens_tl._ranks import Ranks, first_decides, ranks_for
+from iglens_tl._ranks import Ranks, first_decides, ranks_for, wait_for_all
 from iglens_tl._request import Lens
 from iglens_tl._shard_rows import failure_rows, result_rows
 from iglens_tl._shards import Lock, RunFolder
@@ -170,6 +170,7 @@ def _inside(job: Job, identity: Mapping[str, Any]) -> Generator[tuple[Lock, list
                 f"rank {job.ranks.index} has other data, model or settings than rank 0; launch the same call on all."
             )
         lock.share()
+        wait_for_all(job.ranks)  # or a quick first rank could take one that is still to come for one that is gone
         yield lock, done
 
 

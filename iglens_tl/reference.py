@@ -129,6 +129,9 @@ def gather_updates(
     layers = range(host.n_layers)
     chosen = [component for component in COMPONENTS if len(lacking(host, component, layers)) < host.n_layers]
     if components is not None:
+        components = [components] if isinstance(components, str) else list(components)
+        if not components:
+            raise ValueError(f"components must name some of {', '.join(COMPONENTS)}, or be None for all; got none.")
         chosen = [one_of("components", component, COMPONENTS) for component in components]
     have = {name: [layer for layer in layers if layer not in lacking(host, name, layers)] for name in chosen}
     absent = [name for name, found in have.items() if not found]

@@ -101,8 +101,18 @@ def ablation(compared, labels=None):
     labels = compared.segment_labels if labels is None else labels
     drops = torch.linspace(-0.2, 0.6, len(labels), dtype=torch.float64)[:, None, None]
     drop = torch.where(compared.mask, drops, NAN)
+    asked = {
+        name: getattr(compared, name)
+        for name in ("positions", "tokens", "target_ids", "incorrect_ids", "target_strings")
+    }
     return SimpleNamespace(
-        drop=drop, layer_labels=tuple(labels), unit="probability", mask=compared.mask, mode="mean", effect="total"
+        **asked,
+        drop=drop,
+        layer_labels=tuple(labels),
+        unit="probability",
+        mask=compared.mask,
+        mode="mean",
+        effect="total",
     )
 
 

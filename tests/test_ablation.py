@@ -20,7 +20,7 @@ from iglens_tl import (
 from tests.families import FAMILIES
 from tests.models import BATCH, HOOKED, NATIVE, TOKENS, bridge, converted, hooked
 from tests.oracles import lens_head
-from tests.subjects import KINDS, N_LAYERS, ROWS, cached, each_kind, fresh, padded, speaking, subject, tiny
+from tests.subjects import KINDS, N_LAYERS, ROWS, cached, each_kind, fresh, one_kind, padded, speaking, subject, tiny
 from tests.watching import forwards, refused, untouched
 
 # One float32 model run in another batch: up to 1e-7 in p here.
@@ -655,3 +655,16 @@ def test_layers_by_name_and_in_order(kind):
     assert some.blocks == (0, 2)
     assert (some.after - whole.after[[0, 2]]).abs().max() <= SAME
     assert not math.isnan(some.drop.sum().item())
+
+
+@one_kind
+def test_components_of_a_reference_are_names(kind):
+    model = subject(kind).model
+    alone = reference_updates(model, TOKENS, components="block")
+    assert set(alone.means) == {"block"}
+    with pytest.raises(
+        ValueError, match="components must name some of block, attn, mlp, head, or be None for all; got none"
+    ):
+        reference_updates(model, TOKENS, components=[])
+    with pytest.raises(TypeError, match=r"a list of block numbers, \[2\] for block 2 alone"):
+        ablate_layers(model, TOKENS, targets=7, layers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -329,6 +330,9 @@ def test_refusals_of_the_heat_map():
         plots.heatmap(make([[[0.0]], [[1.0]]], mask=[[False]]))
     with pytest.raises(ValueError, match="top must be the logit lens of the same states"):
         plots.heatmap(padded(), top=lens_of(hostile()))
+    lens = lens_of(padded())
+    with pytest.raises(ValueError, match="top must be the logit lens of the same states, prompts"):
+        plots.heatmap(padded(), top=dataclasses.replace(lens, target_ids=torch.where(lens.target_ids >= 0, 3, -1)))
 
 
 # --- Lines and bars over layers ----------------------------------------------------------------------------------
@@ -407,6 +411,40 @@ def test_an_ablation_of_something_else_is_refused():
         plots.comparison(compared, 0, 1, ablation=ablation(compared, ("L0H1",)))
     with pytest.raises(ValueError, match=r"must be of the tokens that are compared.*it is \[1, 1\]"):
         plots.comparison(compared, 0, 1, ablation=ablation(comparison(flat_then_steep())))
+    for name in ("target_ids", "positions"):
+        other = ablation(compared)
+        setattr(other, name, getattr(other, name) + 1)
+        with pytest.raises(ValueError, match="of the prompts, positions and targets that are compared"):
+            plots.comparison(compared, 0, 1, ablation=other)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        plots.waterfall,
+        plots.heatmap,
+        plots.trajectories,
+        plots.gain_loss,
+        plots.heads,
+        plots.top_parts,
+        plots.mean_credits,
+    ],
+)
+def test_a_figure_says_what_it_draws(draw):
+    with pytest.raises(TypeError, match=rf"plots.{draw.__name__} draws an .*; got LensComparison"):
+        draw(comparison())
+    with pytest.raises(TypeError, match=r"plots.comparison draws an LensComparison; got IGLensResult"):
+        plots.comparison(padded())
+
+
+def test_an_index_is_a_whole_number():
+    for call in (
+        lambda: plots.waterfall(padded(), 0.5),
+        lambda: plots.waterfall(padded(), None),
+        lambda: plots.heatmap(padded(), batch="0"),
+    ):
+        with pytest.raises(TypeError, match="batch must be a whole number"):
+            call()
 
 
 # --- Splits ------------------------------------------------------------------------------------------------------

@@ -31,6 +31,9 @@ TILE_ROWS, TILE_ELEMENTS = 512, 1 << 18
 DEFAULT_BUDGET = 64 * 2**20
 """Bytes for a chunk of logits where the caller names no budget (and the device is a CPU)."""
 
+_NARROWEST = 64
+"""Words of a tile, at least (where the vocabulary has so many)."""
+
 PAD = -1
 """Filler in a row of target ids."""
 
@@ -227,8 +230,9 @@ def _read_in_tiles(
     budget: int | None,
 ) -> Levels:
     """`read` without ever holding a row's logits together."""
-    elements = TILE_ELEMENTS if budget is None else max(1, min(TILE_ELEMENTS, budget // readout.dtype.itemsize))
-    chunk = min(n_rows, TILE_ROWS, elements)
+    floor = readout.d_vocab  # a row of logits: products of a few words alone would take for ever
+    elements = TILE_ELEMENTS if budget is None else max(floor, min(TILE_ELEMENTS, budget // readout.dtype.itemsize))
+    chunk = min(n_rows, TILE_ROWS, max(1, elements // _NARROWEST))
     with torch.no_grad():
         buffer = torch.empty(elements, dtype=readout.dtype)
         parts = [

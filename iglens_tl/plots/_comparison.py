@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from iglens_tl._fields import OfTokens
 from iglens_tl._layout import Token
 from iglens_tl.comparison import LensComparison
 from iglens_tl.plots import _style
-from iglens_tl.plots._words import in_title, one_token, path_title, where
+from iglens_tl.plots._words import in_title, of_kind, one_token, path_title, same_question, where
 
 if TYPE_CHECKING:
     import plotly.graph_objects
@@ -26,8 +27,8 @@ _NAMES = {
 _PANEL = 125  # pixels of height
 
 
-class LayerDrops(Protocol):
-    """What is read of an ablation: the drop of the target by layer."""
+class LayerDrops(OfTokens, Protocol):
+    """What is read of an ablation: its tokens, and the drop of the target by layer."""
 
     @property
     def drop(self) -> Tensor: ...
@@ -35,8 +36,6 @@ class LayerDrops(Protocol):
     def layer_labels(self) -> tuple[str, ...]: ...
     @property
     def unit(self) -> str: ...
-    @property
-    def mask(self) -> Tensor: ...
 
 
 class _Panel(NamedTuple):
@@ -67,6 +66,7 @@ def comparison(
         IndexError: for a `batch` or `pos` outside the axes.
         ValueError: for a masked entry, or an ablation of other tokens or other layers.
     """
+    of_kind("comparison", compared, LensComparison)
     token = one_token(compared, batch, pos)
     panels = [_of_method(compared, index, token) for index in range(len(compared.method_labels))]
     if ablation is not None:
@@ -101,6 +101,13 @@ def _check(compared: LensComparison, ablation: LayerDrops, token: Token) -> None
         raise ValueError(
             f"ablation must be of the tokens that are compared, [batch, pos] {list(compared.mask.shape)}, and hold {token}; "
             f"it is {list(ablation.mask.shape)}. Give both calls the same input, targets and positions."
+        )
+    if not same_question(compared, ablation):
+        own, other = (result.target_strings[token[0]][token[1]] for result in (compared, ablation))
+        raise ValueError(
+            "ablation must be of the prompts, positions and targets that are compared; it is of others (its target there is "
+            f"{other!r}, the comparison's {own!r}). "
+            "Give both calls the same input, targets and positions."
         )
     strange = [label for label in ablation.layer_labels if label not in compared.segment_labels]
     if strange:

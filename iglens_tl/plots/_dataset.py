@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iglens_tl._onset import RULES
 from iglens_tl.plots import _style
-from iglens_tl.plots._words import path_title
+from iglens_tl.plots._words import of_kind, path_title
 from iglens_tl.summary import DatasetSummary
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def mean_credits(summary: DatasetSummary) -> plotly.graph_objects.Figure:
         ImportError: where Plotly is not installed.
         ValueError: for a summary without tokens.
     """
+    of_kind("mean_credits", summary, DatasetSummary)
     if not summary.n_tokens:
         raise ValueError(
             f"the summary holds no token: {summary.n_done} of {summary.n_prompts} prompts are done and "

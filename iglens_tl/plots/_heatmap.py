@@ -15,10 +15,12 @@ from iglens_tl.plots import _style
 from iglens_tl.plots._words import (
     in_title,
     labelled_by,
+    of_kind,
     of_row,
     path_title,
     place_names,
     quantity,
+    same_question,
     short,
     tick_texts,
     where,
@@ -57,6 +59,7 @@ def heatmap(
     """
     if value not in VALUES:
         raise ValueError(f"value must be one of {', '.join(map(repr, VALUES))}, got {value!r}.")
+    of_kind("heatmap", result, IGLensResult)
     tokens = of_row(result, batch)
     _check_top(result, top)
     credits, columns = value == "credit", [column for _, column in tokens]
@@ -154,10 +157,10 @@ def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int
 def _check_top(result: IGLensResult, top: LogitLensResult | None) -> None:
     if top is None:
         return
-    same = torch.equal(top.positions, result.positions) and top.state_labels == result.state_labels
+    same = same_question(top, result) and top.state_labels == result.state_labels
     if not same:
         raise ValueError(
-            "top must be the logit lens of the same states and positions: ask logit_lens with the same input, "
-            f"positions, layers, incl_mid and baseline (it has {len(top.state_labels)} states at positions "
+            "top must be the logit lens of the same states, prompts, positions and targets: ask logit_lens with the same input, "
+            f"targets, positions, layers, incl_mid and baseline (it has {len(top.state_labels)} states at positions "
             f"{list(top.positions.shape)}, the result {len(result.state_labels)} at {list(result.positions.shape)})."
         )

@@ -13,6 +13,7 @@ from iglens_tl.plots._style import plain, signed
 from iglens_tl.plots._words import (
     in_title,
     labelled_by,
+    of_kind,
     of_row,
     path_title,
     quantity,
@@ -47,6 +48,7 @@ def trajectories(result: IGLensResult, *, batch: int | None = None) -> plotly.gr
         IndexError: for a prompt that there is not.
         ValueError: where there is no token to show.
     """
+    of_kind("trajectories", result, IGLensResult)
     tokens = of_row(result, batch)
     names = _names(result, tokens)
     few = len(tokens) <= _NAMED
@@ -143,6 +145,7 @@ def gain_loss(result: IGLensResult, *, batch: int | None = None) -> plotly.graph
         IndexError: for a prompt that there is not.
         ValueError: where there is no token to show.
     """
+    of_kind("gain_loss", result, IGLensResult)
     tokens = of_row(result, batch)
     rows, columns = (list(axis) for axis in zip(*tokens, strict=True))
     credits = result.attribution[:, rows, columns]

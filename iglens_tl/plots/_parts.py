@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from iglens_tl._layout import Token
 from iglens_tl.plots import _style
 from iglens_tl.plots._style import signed
-from iglens_tl.plots._words import in_title, one_token, quantity, where
+from iglens_tl.plots._words import in_title, of_kind, one_token, quantity, where
 from iglens_tl.splits import SplitResult
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def heads(split: SplitResult, batch: int = 0, pos: int = 0) -> plotly.graph_obje
         IndexError: for a `batch` or `pos` outside the axes.
         ValueError: for a masked entry, or a split that has no heads.
     """
+    of_kind("heads", split, SplitResult)
     token = one_token(split.whole, batch, pos)
     credits = split.matrix("head")[(slice(None), slice(None), *token)]
     size = _style.extent(credits)
@@ -84,6 +85,7 @@ def top_parts(split: SplitResult, batch: int = 0, pos: int = 0, *, n: int = 15) 
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}.")
+    of_kind("top_parts", split, SplitResult)
     token = one_token(split.whole, batch, pos)
     rows = _rows(split, token, n)
     fig = _style.figure(

@@ -10,7 +10,7 @@ from iglens_tl._layout import Group, Token, group_credits, grouped_by_mass
 from iglens_tl._onset import RULES, TINY, onset_index
 from iglens_tl.plots import _style
 from iglens_tl.plots._style import plain, signed
-from iglens_tl.plots._words import in_title, one_token, path_title, quantity, where, with_unit
+from iglens_tl.plots._words import in_title, of_kind, one_token, path_title, quantity, where, with_unit
 from iglens_tl.results import IGLensResult
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def waterfall(
     """
     if max_segments < 1:
         raise ValueError(f"max_segments must be at least 1, got {max_segments}.")
+    of_kind("waterfall", result, IGLensResult)
     token = one_token(result, batch, pos)
     groups = groups_of(result, token, max_segments)
     rows = _rows(result, token, groups, group_credits(result, token, groups))

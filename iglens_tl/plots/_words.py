@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from numbers import Integral
+
+import torch
 
 from iglens_tl._display import head, quoted, tail
 from iglens_tl._fields import OfTokens, ResultFields
@@ -65,6 +68,8 @@ def of_row(result: OfTokens, row: int | None) -> list[Token]:
         ValueError: where there is no entry.
     """
     count = result.mask.shape[0]
+    if row is not None:
+        _whole("batch", row)
     if row is not None and not -count <= row < count:
         raise IndexError(f"batch must be 0 to {count - 1} (the prompts of this result), got {row}.")
     tokens = [token for token in shown_tokens(result) if row is None or token[0] == row % count]
@@ -83,6 +88,7 @@ def one_token(result: OfTokens, batch: int, pos: int) -> Token:
     """
     found: list[int] = []
     for axis, index, size in zip(("batch", "pos"), (batch, pos), result.mask.shape, strict=True):
+        _whole(axis, index)
         if not -size <= index < size:
             raise IndexError(f"{axis} must be 0 to {size - 1} on the {axis} axis of this result, got {index}.")
         found.append(index % size)
@@ -94,6 +100,11 @@ def one_token(result: OfTokens, batch: int, pos: int) -> Token:
             f"{there[:8]}{' ...' if len(there) > 8 else ''}."
         )
     return token
+
+
+def _whole(axis: str, index: object) -> None:
+    if isinstance(index, bool) or not isinstance(index, Integral):
+        raise TypeError(f"{axis} must be a whole number, an index on the {axis} axis of the result; got {index!r}.")
 
 
 def tick_texts(result: OfTokens, tokens: Sequence[Token], by: str) -> list[str]:
@@ -118,6 +129,24 @@ def labelled_by(result: OfTokens, tokens: Sequence[Token]) -> str:
     if result.token_strings is None or getattr(result, "answer", None) is not None:
         return "target"
     return "token" if same_target(result, tokens) and len(tokens) > 1 else "both"
+
+
+def of_kind(figure: str, result: object, kind: type) -> None:
+    """Refuse, for a figure, what is no result of the kind that it draws."""
+    if not isinstance(result, kind):
+        raise TypeError(f"plots.{figure} draws an {kind.__name__}; got {type(result).__name__}.")
+
+
+def same_question(a: OfTokens, b: OfTokens) -> bool:
+    """Whether two results are of the same tokens and positions, prompts (as far as both know them) and targets."""
+    pairs = [(a.mask, b.mask), (a.positions, b.positions), (a.target_ids, b.target_ids)]
+    if a.tokens is not None and b.tokens is not None:
+        pairs.append((a.tokens, b.tokens))
+    if (a.incorrect_ids is None) != (b.incorrect_ids is None):
+        return False
+    if a.incorrect_ids is not None and b.incorrect_ids is not None:
+        pairs.append((a.incorrect_ids, b.incorrect_ids))
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 def same_target(result: OfTokens, tokens: Sequence[Token]) -> bool:
