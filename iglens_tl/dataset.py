@@ -165,12 +165,12 @@ def _inside(job: Job, identity: Mapping[str, Any]) -> Generator[tuple[Lock, list
             return job.run, done
 
         run, done = first_decides(job.ranks, look)
+        lock.share()
+        wait_for_all(job.ranks)  # or a quick first rank could take one that is still to come for one that is gone
         if run != job.run:
             raise ValueError(
                 f"rank {job.ranks.index} has other data, model or settings than rank 0; launch the same call on all."
             )
-        lock.share()
-        wait_for_all(job.ranks)  # or a quick first rank could take one that is still to come for one that is gone
         yield lock, done
 
 
