@@ -188,7 +188,7 @@ def _probe(host: Host) -> Tensor:
 
 
 def _last_state(host: Host, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    device = torch.device(getattr(host.model.cfg, "device", None) or "cpu")
+    device = host.device
     last = Wanted(hook_name(2 * host.n_layers, host.n_layers), lambda full: full)
     kept, logits = run_and_collect(host, tokens.to(device), None if mask is None else mask.to(device), [last])
     return kept[0], logits

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.versions import APIS, HAS_NOTEBOOKS
+from tests.versions import APIS, HAS_NOTEBOOKS, HAS_OFFLOADING
 
 pytest_plugins = ["tests.smollm2"]
 
@@ -23,6 +23,7 @@ torch.set_num_threads(1)  # for models this small, a second thread costs more th
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "hooked: needs HookedTransformer (TransformerLens 2.x, 3.x)")
     config.addinivalue_line("markers", "bridge: needs TransformerBridge (TransformerLens 3.x, 4.x)")
+    config.addinivalue_line("markers", "offloads: needs bridges with offloaded weights (TransformerLens 4.x)")
     config.addinivalue_line(
         "markers", "notebooks: needs the notebook packages (the environment of TransformerLens 3.x)"
     )
@@ -43,6 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     absent = [api for api in ("hooked", "bridge") if api not in APIS]
     absent += [] if os.environ.get("IGLENS_TL_BROWSER") else ["browser"]
     absent += [] if HAS_NOTEBOOKS else ["notebooks"]
+    absent += [] if HAS_OFFLOADING else ["offloads"]
     foreign = [item for item in items if any(item.get_closest_marker(name) for name in absent)]
     config.hook.pytest_deselected(items=foreign)
     items[:] = [item for item in items if item not in foreign]

@@ -19,3 +19,6 @@ HAS_BRIDGE = "bridge" in APIS
 
 HAS_NOTEBOOKS = TL_MAJOR == 3
 """The notebook packages are part of the development environment, which has TransformerLens 3, and of no other."""
+
+HAS_OFFLOADING = TL_MAJOR >= 4
+"""Before, TransformerLens refuses a bridge whose weights lie on the disk."""

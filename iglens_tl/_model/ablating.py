@@ -14,7 +14,7 @@ from torch import Tensor
 from iglens_tl._checks import UnsupportedModelError, shorten
 from iglens_tl._model.adding import way_of_adding, wide
 from iglens_tl._model.continuing import CleanRun, sublayer_points
-from iglens_tl._model.host import Host, architecture
+from iglens_tl._model.host import Host, architecture, weight_of
 from iglens_tl._model.parts import POST_NORMS, head_outputs
 
 COMPONENTS = ("block", "attn", "mlp", "head")
@@ -55,13 +55,13 @@ def require_component(host: Host, component: str, layers: Sequence[int]) -> None
         raise UnsupportedModelError(
             f"component={component!r} needs {_POINTS[component]} in every block that is ablated; "
             f"{architecture(host.model) or host.name} has none in block {shorten(missing)} (attention-only, state-space or fused "
-            'blocks). Leave these out with layers=, or use component="block".'
+            'blocks; offloaded weights). Leave these out with layers=, or use component="block".'
         )
 
 
 def _w_o(host: Host, layer: int) -> Tensor | None:
-    weight = getattr(getattr(host.model.blocks[layer], "attn", None), "W_O", None)
-    return weight if isinstance(weight, Tensor) and weight.ndim == 3 and weight.is_floating_point() else None
+    weight = weight_of(getattr(host.model.blocks[layer], "attn", None), "W_O")
+    return weight if weight is not None and weight.ndim == 3 and weight.is_floating_point() else None
 
 
 def output_of(run: CleanRun, component: str, layer: int) -> Tensor:

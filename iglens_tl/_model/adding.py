@@ -32,7 +32,7 @@ def require_equal(
     Args:
         host: the model, for the message.
         got: the sum, in float64.
-        wanted: what it must be, in the model's dtype.
+        wanted: what it must be, in the model's dtype, on any device.
         size: the size of the largest term in each row.
         name, wanted_name: of the two, for the message.
         times: how many sums were rounded on the way.
@@ -40,8 +40,9 @@ def require_equal(
     Raises:
         UnsupportedModelError: with the numbers.
     """
-    off = (got - wanted.double()).abs().amax(-1)
-    size = torch.maximum(size, wanted.double().abs().amax(-1)).clamp(min=1e-6)
+    exact = wanted.to(got.device).double()
+    off = (got - exact).abs().amax(-1)
+    size = torch.maximum(size, exact.abs().amax(-1)).clamp(min=1e-6)
     bound = _ROUNDINGS[wanted.dtype] * max(times, 1) * torch.finfo(wanted.dtype).eps
     worst = int((off / size).nan_to_num(torch.inf).argmax())
     if not bool(off[worst] <= bound * size[worst]):
@@ -75,12 +76,12 @@ def way_of_adding(
         UnsupportedModelError: where no way gives what was added.
     """
     ways, whole = list(_ways(host, layer, norms)), parts.sum(0)
-    truth, as_added = added.double().to(parts.device), [way(parts, whole).double() for way in ways]
+    truth, as_added = added.to(parts.device).double(), [way(parts, whole).double() for way in ways]
     size = torch.stack([found.abs().sum(0).amax(-1) for found in as_added])
     off = torch.stack([(found.sum(0) - truth).abs().amax(-1) for found in as_added])
     best = int((off / size.clamp(min=1e-30)).amax(-1).nan_to_num(torch.inf).argmin())
     require_equal(
-        host, as_added[best].sum(0), added.to(parts.device), size[best],
+        host, as_added[best].sum(0), added, size[best],
         f"the sum of {name} of block {layer}", "what it added to the stream", 1,
     )  # fmt: skip
     return ways[best]

@@ -59,8 +59,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments beside the state that a block was called with."""
+    """The arguments beside the state that a block was called with, and the device of the state."""
 
+    device: torch.device
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -126,7 +127,7 @@ def record_run(host: Host, tokens: Tensor, names: Sequence[str], tally: Tally) -
 
     def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], layer: int) -> None:  # noqa: ARG001 -- torch's
         if args and isinstance(args[0], Tensor):
-            calls[layer] = Call(tuple(_reusable(value) for value in args[1:]), _reusable_kwargs(kwargs))
+            calls[layer] = Call(args[0].device, tuple(map(_reusable, args[1:])), _reusable_kwargs(kwargs))
             if layer == 0:
                 first.append(args[0].detach()[0].clone())
 
@@ -267,7 +268,7 @@ def _enter(run: CleanRun, rows: Sequence[Entry], point: str | None, tally: Tally
                 active = fresh if active is None else torch.cat([active.to(fresh.device), fresh])
             if layer < n and active is not None:
                 seat.rows = [row for row in rows if row.layer <= layer]
-                active = _call(model.blocks[layer], run.calls[layer], active.to(run.states[layer].device))
+                active = _call(model.blocks[layer], run.calls[layer], active)
                 tally.block_evaluations += len(active)
     assert active is not None
     seat.check()
@@ -275,7 +276,7 @@ def _enter(run: CleanRun, rows: Sequence[Entry], point: str | None, tally: Tally
 
 
 def _call(block: Any, call: Call, state: Tensor) -> Tensor:
-    out = block(state, *call.args, **call.kwargs)
+    out = block(state.to(call.device), *call.args, **call.kwargs)
     first = out[0] if isinstance(out, tuple) else out
     if not isinstance(first, Tensor) or first.shape != state.shape:
         raise UnsupportedModelError("a block called by itself returns no state.")
@@ -352,11 +353,12 @@ class _Seat:
             )
         for layer in self.layers:
             seen = self.seen[layer]
-            terms = [tensor.double() for name, tensor in seen.items() if name != "hook_resid_post"]
+            after = seen["hook_resid_post"]  # a block's input may be seen before it is moved to the block's device
+            terms = [tensor.to(after.device).double() for name, tensor in seen.items() if name != "hook_resid_post"]
             size = torch.stack([term.abs().amax(-1) for term in terms]).amax(0)
-            got = torch.stack([term.to(terms[0].device) for term in terms]).sum(0)
-            after = seen["hook_resid_post"]
-            require_equal(host, got, after, size, f"resid_pre + sublayers of block {layer}", "resid_post", 2)
+            require_equal(
+                host, torch.stack(terms).sum(0), after, size, f"resid_pre + sublayers of block {layer}", "resid_post", 2
+            )
 
 
 def sublayer_points(host: Host, layer: int) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
     own = weight.dtype if weight is not None else _dtype_of(host.model.unembed, default=_dtype_of(host.model))
     device = weight.device if weight is not None else _device_of(host.model.unembed)
     dtype = own if dtype is None else dtype
-    norm = _module_norm(host, own) if dtype == own else _written_norm(host, dtype)
+    norm = _module_norm(host, own) if dtype == own else _written_norm(host, device, dtype)
     linear: tuple[Tensor, Tensor | None] | None = None
     if dtype != own:
         linear = _cast(host, weight, bias, dtype)
@@ -111,7 +111,7 @@ def _module_unembed(host: Host) -> Callable[[Tensor, Tensor | None], Tensor]:
 
     def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
         with quiet(module):
-            logits = module(rows[None])[0]
+            logits = module(rows[None])[0].to(rows.device)  # an offloaded module answers from where it runs
         return logits if out is None else out.copy_(logits)
 
     return unembed
@@ -122,9 +122,11 @@ def _module_norm(host: Host, dtype: torch.dtype) -> Transform:
 
 
 def _through(module: torch.nn.Module, dtype: torch.dtype) -> Transform:
+    """The module on rows of any device; a tied unembedding lies with the embedding, the norm with the last block."""
+
     def norm(rows: Tensor) -> Tensor:
         with quiet(module):
-            return module(rows[None])[0].to(dtype)
+            return module(rows.to(_device_of(module, default=rows.device))[None])[0].to(rows.device, dtype)
 
     return norm
 
@@ -189,8 +191,8 @@ def norm_formula(host: Host) -> Norm | None:
     found = formula_of(host, module)
     if found is None:
         raise UnsupportedModelError(
-            f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out. Leave "
-            "dtype=None to read through the module itself."
+            f"the final norm of {architecture(host.model) or host.name} follows no formula that can be written out (or its "
+            "weights are offloaded). Call ig_lens or logit_lens with dtype=None, which read through the module itself."
         )
     return found
 
@@ -218,20 +220,21 @@ def _candidates(module: Any, cfg: Any) -> Iterator[Norm]:
     holders = [holder for holder in (inner, module) if holder is not None]
     found_weights = [getattr(holder, name, None) for holder in holders for name in ("weight", "w")]
     found_biases = [getattr(holder, name, None) for holder in holders for name in ("bias", "b")]
-    tensors = [tensor.detach() for tensor in found_weights if isinstance(tensor, Tensor)]
+    tensors = [tensor.detach() for tensor in found_weights if isinstance(tensor, Tensor) and not tensor.is_meta]
     weights = [*tensors, *(1.0 + tensor.double() for tensor in tensors), None]
-    biases = [*(tensor.detach() for tensor in found_biases if isinstance(tensor, Tensor)), None]
+    given = (tensor for tensor in found_biases if isinstance(tensor, Tensor) and not tensor.is_meta)
+    biases = [*(tensor.detach() for tensor in given), None]
     found_eps = [getattr(holder, name, None) for holder in holders for name in ("eps", "variance_epsilon")]
     epsilons = [float(eps) for eps in (*found_eps, getattr(cfg, "eps", None)) if isinstance(eps, (int, float, Tensor))]
     for centred, weight, bias, eps in product((False, True), weights, biases, dict.fromkeys(epsilons)):
         yield Norm(centred, weight, bias, eps)
 
 
-def _written_norm(host: Host, dtype: torch.dtype) -> Transform:
+def _written_norm(host: Host, device: torch.device, dtype: torch.dtype) -> Transform:
     formula = norm_formula(host)
     if formula is None:
         return lambda rows: rows
-    weight, bias = (None if t is None else t.to(dtype) for t in (formula.weight, formula.bias))
+    weight, bias = (None if t is None else t.to(device, dtype) for t in (formula.weight, formula.bias))
     return Norm(formula.centred, weight, bias, formula.eps)
 
 

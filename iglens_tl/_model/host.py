@@ -83,7 +83,8 @@ class Host:
     @property
     def device(self) -> torch.device:
         """Where token ids go in."""
-        return torch.device(getattr(self.model.cfg, "device", None) or next(self.model.parameters()).device)
+        device = torch.device(getattr(self.model.cfg, "device", None) or next(self.model.parameters()).device)
+        return torch.device("cpu") if device.type == "meta" else device  # all weights offloaded to the disk
 
     @property
     def max_tokens(self) -> int | None:
@@ -110,6 +111,15 @@ def architecture(model: Any) -> str:
     """The Hugging Face architecture, or an empty string."""
     cfg = model.cfg
     return str(getattr(cfg, "architecture", None) or getattr(cfg, "original_architecture", None) or "")
+
+
+def weight_of(module: Any, name: str) -> torch.Tensor | None:
+    """A weight by TransformerLens's name for it; None where there is none, or none at hand (offloaded)."""
+    try:
+        weight = getattr(module, name, None)
+    except NotImplementedError:  # so TransformerLens 4.3 says that its values are elsewhere
+        return None
+    return weight if isinstance(weight, torch.Tensor) and not weight.is_meta else None
 
 
 def is_cache(thing: object) -> bool:

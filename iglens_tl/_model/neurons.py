@@ -13,7 +13,7 @@ from torch import Tensor
 
 from iglens_tl._checks import UnsupportedModelError
 from iglens_tl._model.adding import way_of_adding, wide
-from iglens_tl._model.host import Host, architecture
+from iglens_tl._model.host import Host, architecture, weight_of
 
 POST_NORMS = ("ln2_post", "ln2")  # OLMo-2's post-norm is called ln2 in TransformerLens 3
 _WITNESSES = 8
@@ -24,14 +24,14 @@ def neuron_activations(host: Host, layer: int) -> str:
     """The name of the activation that holds the neurons of a block.
 
     Raises:
-        UnsupportedModelError: where the MLP does not expose them (experts, quantised weights).
+        UnsupportedModelError: where the MLP does not expose them (experts, quantised or offloaded weights).
     """
     name = f"blocks.{layer}.mlp.hook_post"
-    weight = getattr(getattr(host.model.blocks[layer], "mlp", None), "W_out", None)
-    if name not in host.hook_names or not isinstance(weight, Tensor) or weight.ndim != 2:
+    weight = weight_of(getattr(host.model.blocks[layer], "mlp", None), "W_out")
+    if name not in host.hook_names or weight is None or weight.ndim != 2:
         raise UnsupportedModelError(
             f"the MLP of block {layer} of {architecture(host.model) or host.name} does not expose its neurons (mlp.hook_post and "
-            'a W_out [d_mlp, d_model]). Ask for unit="sublayer" or "head".'
+            'a W_out [d_mlp, d_model], not offloaded). Ask for unit="sublayer" or "head".'
         )
     if not weight.is_floating_point():
         raise UnsupportedModelError(f'W_out of block {layer} is quantised ({weight.dtype}): ask for unit="sublayer".')

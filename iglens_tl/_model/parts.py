@@ -21,7 +21,7 @@ from torch import Tensor
 
 from iglens_tl._checks import UnsupportedModelError, one_of
 from iglens_tl._model.adding import require_equal, way_of_adding, wide
-from iglens_tl._model.host import Host, architecture
+from iglens_tl._model.host import Host, architecture, weight_of
 from iglens_tl._model.neurons import neuron_activations, neuron_pieces
 from iglens_tl._model.states import hook_name, state_exists
 from iglens_tl._plan import state_label
@@ -233,11 +233,11 @@ def _difference(label: str) -> Build:
 
 def _heads(host: Host, layer: int, attention: str, start: int, end: int) -> PartSource:
     name = f"blocks.{layer}.attn.hook_z"
-    weight = getattr(host.model.blocks[layer].attn, "W_O", None)
-    if name not in host.hook_names or not isinstance(weight, Tensor) or weight.ndim != 3:
+    weight = weight_of(host.model.blocks[layer].attn, "W_O")
+    if name not in host.hook_names or weight is None or weight.ndim != 3:
         raise UnsupportedModelError(
             f"the attention of block {layer} of {architecture(host.model) or host.name} does not expose its heads (attn.hook_z "
-            'and a W_O [head, d_head, d_model]). Ask for unit="sublayer".'
+            'and a W_O [head, d_head, d_model], not offloaded). Ask for unit="sublayer".'
         )
     if not weight.is_floating_point():
         raise UnsupportedModelError(f'W_O of block {layer} is quantised ({weight.dtype}): ask for unit="sublayer".')
