@@ -150,7 +150,7 @@ def of_vocabulary(words: int, n_rows: int = 2048, d_model: int = 576) -> Callabl
         return torch.mm(states, weight, out=out)
 
     readout = Readout(lambda x: x, unembed, None, d_model, words, cpu, torch.float32, (weight, None))
-    return lambda: read(readout, lambda a, b: rows[a:b], lambda a, b: [ids[a:b]], n_rows)
+    return lambda: read(readout, lambda i: rows[i], lambda i: [ids[i]], n_rows)
 
 
 def import_time(repeats: int) -> dict[str, float]:
