@@ -1,6 +1,6 @@
 """A run over a data set from start to end, killed at random moments on the way: its rows against those of a run that was not.
 
-    python benchmarks/dataset.py [--prompts 2000] [--kills 10] [--seed 0] [--batch-size 32] [--out FILE]
+    python -m benchmarks.dataset [--prompts 2000] [--kills 10] [--seed 0] [--batch-size 32] [--out FILE]
 
 Prompts are made by template and run on SmolLM2-135M. The children are forked from a process that has the model, so that a
 killed run costs its batch in flight and not the loading of a model. Rows are compared to the bit. `--tmpfs` (root, Linux)
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -26,6 +25,8 @@ from typing import Any
 import pyarrow.parquet
 import torch
 
+from benchmarks import RESULTS
+from benchmarks.measuring import machine
 from iglens_tl import run_dataset, summarize
 from iglens_tl._shards import RunFolder
 from iglens_tl.demo import demo_model
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="where the runs go; default: a temporary folder, removed at the end"
     )
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS / "dataset.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     model, rows = demo_model(), prompts(arguments.prompts)
@@ -143,15 +144,14 @@ def main() -> None:
     seconds = time.perf_counter() - start
     print(f"uninterrupted: {len(rows)} prompts in {seconds:.0f} s", flush=True)
     chance = random.Random(arguments.seed)
-    moments = [chance.uniform(0, seconds / (arguments.kills + 1)) for _ in range(arguments.kills)]
+    moments = [chance.uniform(0, 2 * seconds / (arguments.kills + 1)) for _ in range(arguments.kills)]
     start = time.perf_counter()
     progress = killed_run(model, rows, folder / "killed", arguments.batch_size, moments)
     killed_seconds = time.perf_counter() - start
     whole, killed = table(folder / "whole"), table(folder / "killed")
     keys = zip(*(killed[name].to_pylist() for name in ("prompt_index", "position", "segment_index")), strict=True)
     report = {
-        "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
-        "torch": torch.__version__,
+        "machine": machine(),
         "prompts": len(rows),
         "rows": killed.num_rows,
         "seconds": seconds,
@@ -169,8 +169,8 @@ def main() -> None:
         shutil.rmtree(folder)
     text = json.dumps(report, indent=2)
     print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

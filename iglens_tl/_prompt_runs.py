@@ -15,6 +15,7 @@ from iglens_tl._checks import shorten
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._model.continuing import Tally
 from iglens_tl._model.host import Host, host_of, is_cache, provenance
+from iglens_tl._model.identity import weights_digest
 from iglens_tl._model.tokens import Prompts, prompts_of
 from iglens_tl._trajectory import Trajectory, check_against_model
 from iglens_tl.reference import ReferenceUpdates, gather_updates
@@ -103,12 +104,13 @@ def reference_for(
     """
     if not isinstance(reference, ReferenceUpdates):
         return gather_updates(host, reference_prompts(host, reference, prepend_bos), [component], 256, seed, tally)
-    own = provenance(host)
-    differ = [key for key in ("model", "api", "n_layers") if reference.provenance.get(key) != own[key]]
+    own = {**provenance(host), "weights": weights_digest(host.model)}
+    differ = [key for key in ("model", "api", "n_layers", "weights") if reference.provenance.get(key) != own[key]]
     if differ:
         raise ValueError(
             "reference= must be of the model that is ablated; it is of "
-            f"{shorten(f'{key} {reference.provenance.get(key)}' for key in differ)}, not {shorten(own[key] for key in differ)}."
+            f"{shorten(f'{key} {reference.provenance.get(key)}' for key in differ)}, not {shorten(own[key] for key in differ)}. "
+            "Weights count as they are: reference_updates(model, prompts) of this model, after folding, training or merging."
         )
     if component not in reference.means:
         raise ValueError(

@@ -244,8 +244,10 @@ def open_folder(path: str | Path) -> RunFolder:
         FileNotFoundError, ValueError: where there is no such folder, or it is of no run.
     """
     folder = RunFolder(Path(path))
-    if not folder.path.is_dir():
+    if not folder.path.exists():
         raise FileNotFoundError(f"there is no folder {str(path)!r}.")
+    if not folder.path.is_dir():
+        raise ValueError(f"{str(path)!r} is a file; give the folder that run_dataset wrote.")
     if folder.record() is None:
         raise ValueError(f"{path} is no folder of a run of run_dataset: it holds no {RECORD}.")
     return folder

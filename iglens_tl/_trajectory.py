@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Probe, Readout, levels_of_logits
+from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Readout, levels_in_blocks, levels_of_logits
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._model.answers import Ids, refuse_overlap
 from iglens_tl._model.head import readout_of
@@ -60,6 +60,7 @@ class Trajectory:
         parts: what the stream is the sum of, where a `unit` was asked for; checked to add up to the states.
         said: levels of the targets under the model's own logits; None where no logits were at hand.
         said_dtype: the dtype of those logits.
+        last_levels: levels of the targets at the last state, where it was read to find them; else None.
     """
 
     host: Host
@@ -75,6 +76,7 @@ class Trajectory:
     incorrect_ids: Ids | None
     said: Levels | None
     said_dtype: torch.dtype | None
+    last_levels: Levels | None
     has_lens: bool
     from_cache: bool
 
@@ -86,12 +88,13 @@ class Trajectory:
         return grid
 
 
-def trajectory(request: Request, unit: str | None = None) -> Trajectory:
+def trajectory(request: Request, unit: str | None = None, budget: int | None = None) -> Trajectory:
     """Settle the request, collect its states (one forward pass at most), resolve `TOP`, apply the lens.
 
     Args:
         request: what the caller asked for.
         unit: one of `parts.UNITS`, to collect the additive parts of the stream in the same pass; None for none.
+        budget: bytes that logits may take at a time.
 
     Raises:
         UnsupportedModelError: where the parts do not add up to the states, or the model does not expose them.
@@ -102,7 +105,7 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
     sources = [] if unit is None else part_sources(host, unit)
     points, groups_of_parts, logits = _collect(settled, sources)
     readout = readout_of(host, request.dtype)
-    ids, wrong = _resolve(settled, request, readout, points[-1], logits)
+    ids, wrong, last_levels = _resolve(settled, request, readout, points[-1], logits, budget)
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
     _check_finite(settled, points)
@@ -125,6 +128,7 @@ def trajectory(request: Request, unit: str | None = None) -> Trajectory:
         incorrect_ids=None if wrong is None else torch.where(plan.mask[..., None], wrong, -1),
         said=said,
         said_dtype=None if logits is None else logits.dtype,
+        last_levels=None if request.lens is not None else last_levels,
         has_lens=request.lens is not None,
         from_cache=settled.view is not None,
     )
@@ -179,22 +183,40 @@ def _levels_said(logits: Tensor, plan: PositionPlan, groups: Sequence[Tensor]) -
 
 
 def _resolve(
-    settled: Settled, request: Request, readout: Readout, last: Tensor, logits: Tensor | None
-) -> tuple[Ids, Ids | None]:
-    """Target and incorrect ids `[batch, pos, width]`, `TOP` looked up in the model's logits or read from its last state."""
-    ids, wrong = settled.target_ids, settled.incorrect_ids
-    if ids is None or request.incorrect_targets is TOP:
-        with torch.no_grad():
-            if logits is not None:
-                top = [block.argmax(-1).cpu() for _, block in _blocks(logits, settled.positions)]
-            else:
-                size = readout.rows_per_chunk(None)
-                top = [readout.logits(last[i : i + size]).argmax(-1).cpu() for i in range(0, len(last), size)]
-        grid = torch.full((*settled.positions.mask.shape, 1), -1)
-        grid[settled.positions.mask] = torch.cat(top)[:, None]
-        ids = grid if ids is None else ids
-        wrong = grid if request.incorrect_targets is TOP else wrong
-    return ids, wrong
+    settled: Settled, request: Request, readout: Readout, last: Tensor, logits: Tensor | None, budget: int | None
+) -> tuple[Ids, Ids | None, Levels | None]:
+    """Target and incorrect ids `[batch, pos, width]`, `TOP` looked up in the model's logits or read from its last state.
+
+    Where it is read, the levels that the last state has come back too: it need not be read again.
+    """
+    ids, wrong, mask = settled.target_ids, settled.incorrect_ids, settled.positions.mask
+    if ids is not None and request.incorrect_targets is not TOP:
+        return ids, wrong, None
+    if logits is not None:
+        top, levels = torch.cat([block.argmax(-1).cpu() for _, block in _blocks(logits, settled.positions)]), None
+    else:
+        asked = [ids] if request.incorrect_targets is None else [ids, wrong]
+        top, levels = _read_top(readout, last, [None if grid is None else grid[mask] for grid in asked], budget)
+    grid = torch.full((*mask.shape, 1), -1)
+    grid[mask] = top[:, None]
+    return grid if ids is None else ids, grid if request.incorrect_targets is TOP else wrong, levels
+
+
+def _read_top(
+    readout: Readout, last: Tensor, groups: Sequence[Tensor | None], budget: int | None
+) -> tuple[Tensor, Levels]:
+    """The most probable token of each row, and the levels of groups of targets, of which None stands for that token."""
+    size = readout.rows_per_chunk(budget, copies=2)
+    tops: list[Tensor] = []
+    levels: list[Levels] = []
+    with torch.no_grad():
+        for rows in (slice(start, start + size) for start in range(0, len(last), size)):
+            logits = readout.logits(last[rows])
+            top = logits.argmax(-1, keepdim=True)
+            tops.append(top[:, 0].cpu())
+            ids = [top if group is None else group[rows].to(logits.device) for group in groups]
+            levels += levels_in_blocks(readout, logits, ids)
+    return torch.cat(tops), Levels.join(levels)
 
 
 def _check_finite(settled: Settled, points: Sequence[Tensor]) -> None:
@@ -229,16 +251,24 @@ def read_last(run: Trajectory, budget: int | None = None) -> Levels:
     return read_checked(replace(run, states=states, path=Path(run.path.states[-1:], run.path.groups)), budget)
 
 
-def read_checked(run: Trajectory, budget: int | None, probe: Probe | None = None) -> Levels:
+def read_checked(run: Trajectory, budget: int | None) -> Levels:
     """Levels at every state, `[.., (K + 1) * rows]`, checked against what the model itself said.
 
     Raises:
         ReadoutMismatchError: where the last state does not read as the model's own probability.
         ValueError: for logits that are not finite.
     """
+    states, last = run.path.states, run.last_levels
+    if last is None:
+        return checked(run, read_states(run.readout, run.path, budget))
+    before = [read_states(run.readout, Path(states[:-1], run.path.groups), budget)] if len(states) > 1 else []
+    return checked(run, Levels.join([*before, last]))
+
+
+def checked(run: Trajectory, levels: Levels) -> Levels:
+    """The levels that came, if they are finite and their last state is the model's own; raises as `read_checked`."""
     if run.said is not None:
         _check_said(run, run.said)
-    levels = read_states(run.readout, run.path, budget, probe)
     n = run.path.n_tokens
     good = (levels.log_top.isfinite() & levels.logit.isfinite().all(0)).reshape(-1, n).all(1)
     if not bool(good.all()):

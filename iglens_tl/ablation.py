@@ -146,7 +146,7 @@ def ablate_layers(
     )  # fmt: skip
     if metric == "logit":
         refuse_sets(request, 'metric="logit"')
-    run = trajectory(request)
+    run = trajectory(request, budget=budget)
     tally.whole(run.token_shape[0], host.n_layers)
     source = (
         reference_for(host, reference, kind.component, chosen, kind.seed, tally) if kind.draws_on_reference else None

@@ -91,7 +91,9 @@ def ig_lens(
         logits: the model's logits `[batch, pos, d_vocab_out]` beside a cache, so that the last state can be checked.
         attention_mask: `[batch, pos]` of 0 and 1, beside token ids.
         prepend_bos: as TransformerLens's `to_tokens`, for strings.
-        max_memory: bytes ("2GB") that the logits of a chunk of rows may take; None is 64 MiB on a CPU.
+        max_memory: bytes ("2GB") that reading may take beside the states; the least is a row of logits and the norm of 64
+            states. None is an eighth of what is free, at most 64 MiB on a CPU and 512 MiB on an accelerator: more is no
+            faster. (A CPU reads a plain unembedding in tiles and takes about 4 MB whatever is allowed.)
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.
@@ -112,7 +114,7 @@ def ig_lens(
     )  # fmt: skip
     if metric == "logit":
         refuse_sets(request, 'metric="logit"')
-    run = trajectory(request)
+    run = trajectory(request, budget=budget)
     levels = read_checked(run, budget)
     values = levels.value(metric).reshape(run.path.n_segments + 1, -1)
     steps = None

@@ -35,12 +35,12 @@ from torch import Tensor
 from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import memory_size, one_of, whole_number
 from iglens_tl._core.readout import Levels
-from iglens_tl._core.spectrum import Spectrum, SpectrumProbe
+from iglens_tl._core.spectrum import Spectrum, read_spectrum
 from iglens_tl._model.direction import Direction, direction_of
 from iglens_tl._model.parts import UNITS
 from iglens_tl._model.tokens import token_text
 from iglens_tl._request import Lens, Request
-from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, read_last, trajectory
+from iglens_tl._trajectory import Trajectory, checked, ordinary_tensors, read_last, trajectory
 from iglens_tl.companion_results import DLAResult, LogitLensResult
 from iglens_tl.targets import TOP
 
@@ -87,9 +87,8 @@ def logit_lens(
         logits, attention_mask, prepend_bos,
     )  # fmt: skip
     run = trajectory(request)
-    probe = SpectrumProbe(run.readout, run.path, top_k)
-    levels = read_checked(run, budget, probe)
-    return _lens_result(run, levels, probe.spectrum(), settings_of(request, run))
+    levels, spectrum = read_spectrum(run.readout, run.path, top_k, budget)
+    return _lens_result(run, checked(run, levels), spectrum, settings_of(request, run))
 
 
 def _lens_result(run: Trajectory, levels: Levels, spectrum: Spectrum, settings: dict[str, Any]) -> LogitLensResult:

@@ -122,7 +122,7 @@ def split(
     )  # fmt: skip
     if metric == "logit":
         refuse_sets(request, 'metric="logit"')
-    run = trajectory(request, None if isinstance(unit, Mapping) else unit)
+    run = trajectory(request, None if isinstance(unit, Mapping) else unit, budget)
     levels = read_checked(run, budget)
     way = run if path == "sequential" else _straightened(run)
     stretched = stretches(run, way, unit, request.lens)

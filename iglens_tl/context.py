@@ -117,7 +117,7 @@ def context_need(
     if metric == "logit":
         refuse_sets(request, 'metric="logit"')
     contexts = _contexts(host, foreign, reference, prepend_bos, tally) if "transplant" in chosen else None
-    run = trajectory(request)
+    run = trajectory(request, budget=budget)
     tally.whole(run.token_shape[0], host.n_layers)
     source = None
     if "attention_cut" in chosen:

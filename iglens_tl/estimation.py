@@ -9,7 +9,7 @@ pass takes.
 Example::
 
     print(estimate(model, prompts, positions=None))
-    # 3,968 rows (31 states x 128 tokens), 0.22 TFLOP, 67.1 MB of logits at a time, 9.1 MB of states, 1 forward pass
+    # 3,968 rows (31 states x 128 tokens), 0.22 TFLOP, 1.05 MB of logits at a time, 9.1 MB of states, 1 forward pass
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Estimate:
         n_states: states on the path, K + 1.
         n_tokens: selected positions of all prompts.
         rows: rows that pass through norm and unembedding: `(K + 1) * n_tokens` for the default call, and those of steps,
-            nodes, or of a `TOP` that no logits are at hand for.
+            nodes. An upper bound: states that are the same for the same target (a prompt's beginning that another prompt
+            shares, a zero baseline) are read once. A `TOP` that is read through a `lens` costs a row a token more.
         gradient_rows: how many of them are read with a gradient, which costs about three times as much.
         flops: of the unembedding's matrix products, gradients included.
-        chunk_rows: rows of logits that are held at a time.
-        logits_bytes: what these take: the extra memory that depends on neither layers nor tokens.
+        chunk_rows: rows that are read at a time.
+        logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles): the extra memory,
+            which depends on neither layers nor tokens.
         state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers.
         forwards: forward passes of the model: 1 with a model, 0 with a cache.
     """
@@ -110,7 +112,7 @@ def estimate(
     inner, nodes = _inner_points(estimator, n_steps)
     once, gradient_rows = n_states * n_tokens, (n_states - 1) * nodes * n_tokens
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + _rows_of_top(settled, request, n_tokens)
-    chunk = min(max(once, 1), readout.rows_per_chunk(budget))
+    chunk, words = readout.tile(once, budget)
     item = torch.finfo(readout.dtype).bits // 8
     return Estimate(
         n_states=n_states,
@@ -119,7 +121,7 @@ def estimate(
         gradient_rows=gradient_rows,
         flops=2 * (rows + 2 * gradient_rows) * readout.d_model * readout.d_vocab,
         chunk_rows=chunk,
-        logits_bytes=chunk * readout.d_vocab * max(item, 4),
+        logits_bytes=chunk * words * max(item, 4),
         state_bytes=once * readout.d_model * item,
         forwards=int(settled.view is None),
     )
@@ -133,6 +135,7 @@ def _inner_points(estimator: str, n_steps: int) -> tuple[int, int]:
 
 
 def _rows_of_top(settled: Settled, request: Request, n_tokens: int) -> int:
-    """The last states are read once more to find `TOP` where no logits say it."""
+    """Where no logits say what `TOP` is, the last states do; with a lens they are read again through it."""
     asked = settled.target_ids is None or request.incorrect_targets is TOP
-    return n_tokens if asked and settled.view is not None and settled.logits is None else 0
+    read = asked and settled.view is not None and settled.logits is None
+    return n_tokens if read and request.lens is not None else 0

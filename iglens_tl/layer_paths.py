@@ -32,6 +32,7 @@ from tqdm import tqdm
 from iglens_tl._asked import settings_of, token_fields
 from iglens_tl._checks import METRICS, memory_size, one_of, whole_number
 from iglens_tl._full_model import FromFirstState
+from iglens_tl._memory import share_of_free
 from iglens_tl._model.states import Wanted, hook_name, run_and_collect
 from iglens_tl._request import Request
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, trajectory
@@ -67,7 +68,8 @@ def layer_conductance(
             states only.
         baseline: of the first state at every position: "zero", or a tensor `[d_model]` or `[seq, d_model]`.
         n_steps: steps of captum's rule (Gauss-Legendre) from the baseline to the input.
-        max_memory: bytes ("2GB") that the activations of the sequences run at a time may take; None is 1 GiB.
+        max_memory: bytes ("2GB") that the activations of the sequences run at a time may take; None is an eighth of
+            what is free, at most 1 GiB.
         progress: show a bar, which also says how many sequences are run.
 
     Returns:
@@ -174,7 +176,8 @@ def layer_path(
         desc=f"{method}: {needed:,} sequences of {seq} tokens",
     )  # fmt: skip
     with bar:
-        rows, totals = zip(*_rows(method, run, module, baseline, n_steps, budget or _BUDGET, bar), strict=True)
+        budget = budget or share_of_free(run.host.device, _BUDGET)
+        rows, totals = zip(*_rows(method, run, module, baseline, n_steps, budget, bar), strict=True)
     grid = run.on_grid(torch.stack(rows).permute(1, 2, 0)).permute(0, 2, 3, 1).contiguous()  # [state, batch, pos, seq]
     total = run.on_grid(torch.tensor(totals, dtype=torch.float64))
     at = run.positions.index.clamp(min=0)[None, ..., None].expand(len(grid), -1, -1, 1)

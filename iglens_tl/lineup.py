@@ -123,7 +123,7 @@ def compare(
         refuse_sets(request, 'compare with "dla" or metric="logit"')
     for method in chosen:
         _COLUMNS[method][1](method, request)
-    run = trajectory(request)
+    run = trajectory(request, budget=budget)
     asked = _Asked(request, run, read_checked(run, budget), metric, n_steps, budget, progress)
     return _comparison(asked, chosen, [_COLUMNS[method][0](method, asked) for method in chosen])
 

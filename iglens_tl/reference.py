@@ -34,6 +34,7 @@ from iglens_tl._draws import generator_of
 from iglens_tl._model.ablating import COMPONENTS, lacking, names_of, output_of
 from iglens_tl._model.continuing import CleanRun, Tally, record_run
 from iglens_tl._model.host import Host, host_of, provenance
+from iglens_tl._model.identity import weights_digest
 from iglens_tl._model.tokens import Prompts, prompts_of
 from iglens_tl._trajectory import ordinary_tensors
 
@@ -48,7 +49,7 @@ class ReferenceUpdates:
         places: `[donor, 2]`, the prompt and the position that each donor is of.
         n_prompts, n_positions: what the means are over.
         settings: seed and what was asked for.
-        provenance: versions and model.
+        provenance: versions and model, with a digest of a sample of its weights.
     """
 
     means: Mapping[str, Tensor]
@@ -162,7 +163,7 @@ def gather_updates(
         n_prompts=len(rows),
         n_positions=len(places),
         settings={"components": chosen, "max_donors": max_donors, "seed": seed, "first_positions": "left out"},
-        provenance=provenance(host),
+        provenance={**provenance(host), "weights": weights_digest(host.model)},
     )
 
 

@@ -505,6 +505,9 @@ def test_a_reference_is_saved_and_checked(kind, tmp_path):
     stranger = tiny(kind, n_layers=2)
     with refused(model, ValueError, "of the model that is ablated", "n_layers 2"):
         ablate_layers(model, TOKENS, mode="mean", reference=reference_updates(stranger, REFERENCE))
+    twin = tiny(kind, seed=1)
+    with refused(model, ValueError, "of the model that is ablated", "weights"):
+        ablate_layers(model, TOKENS, mode="mean", reference=reference_updates(twin, REFERENCE))
     with refused(model, ValueError, "no position beside each prompt's first"):
         reference_updates(model, [[3], [4]])
     with refused(model, ValueError, "components"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 
 import pytest
 import torch
 
 from iglens_tl import (
+    NEXT,
     DLAResult,
     LogitLensResult,
     MissingActivationError,
@@ -17,11 +19,12 @@ from iglens_tl import (
     ig_lens,
     logit_lens,
 )
+from iglens_tl._core.readout import Readout
 from tests import support
 from tests.families import FAMILIES
 from tests.models import BATCH, HOOKED, NATIVE, bridge, compatible, converted, folded, hooked, native
 from tests.smollm2 import PARIS, PROMPT
-from tests.subjects import KINDS, cached, each_kind, padded, residual_names, subject, tiny
+from tests.subjects import D_VOCAB, KINDS, cached, each_kind, one_kind, padded, residual_names, subject, tiny
 from tests.versions import TL_MAJOR
 from tests.watching import forwards, untouched
 
@@ -295,3 +298,23 @@ def test_smollm2_equals_the_logit_lens_of_transformer_lens(smollm2_default):
         stack = cache.accumulated_resid(apply_ln=True)[:, 0, -1]
         theirs = (stack @ smollm2_default.W_U + smollm2_default.b_U).double().softmax(-1)[:, PARIS]
     assert (logit_lens(cache, targets=PARIS).prob[:, 0, 0] - theirs).abs().max() <= 1e-6
+
+
+@one_kind
+def test_a_logit_lens_reads_each_state_once_however_little_memory(kind, monkeypatch):
+    model = subject(kind).model
+    cache = cached(model, BATCH)
+    lens_of = functools.partial(logit_lens, cache, BATCH, positions=None, targets=NEXT, top_k=3)
+    whole = lens_of()
+    rows, product = [], Readout.logits
+    monkeypatch.setattr(Readout, "logits", lambda self, x, out=None: rows.append(len(x)) or product(self, x, out))
+    for budget in (1, 10 * 4 * D_VOCAB, 40 * 4 * D_VOCAB):
+        rows.clear()
+        little = lens_of(max_memory=budget)
+        assert sum(rows) == whole.prob.isfinite().sum()
+        for name in ("prob", "log_prob", "entropy", "kl", "logit", "top_probs"):
+            # float32 products of other shapes
+            torch.testing.assert_close(getattr(little, name), getattr(whole, name), rtol=0, atol=1e-5, equal_nan=True)
+        assert torch.equal(little.rank, whole.rank)
+        assert torch.equal(little.top_ids, whole.top_ids)
+        assert (little.kl[-1][little.mask] == 0).all(), "the last state is compared with itself"

@@ -306,10 +306,32 @@ def test_one_points_at_numbers_of_the_result():
     (trace,) = plots.heatmap(result, top=lens_of(result)).data
     assert np.array_equal(trace.customdata[..., 0], result.values[1:, 0, 1:].numpy()), "the level after the segment"
     assert trace.customdata[0, :, 1].tolist() == [1, 2], "positions"
-    assert trace.hovertext[0][0] == "'&lt;b&gt;' 0.250<br>'&#36;&#36;' 0.250"
+    assert trace.hovertext[0][0] == "most probable after it:<br>'&lt;b&gt;' 0.250<br>'&#36;&#36;' 0.250"
     assert "%{hovertext}" in trace.hovertemplate
     (without,) = plots.heatmap(result).data
     assert "hovertext" not in without.hovertemplate
+
+
+def test_one_points_at_a_level_and_the_credit_that_led_to_it():
+    result = make([[[0.1, 0.2]], [[0.3, 0.9]], [[0.05, 0.8]]])
+    (trace,) = plots.heatmap(result, value="level").data
+    assert np.array_equal(trace.z, result.values[:, 0].numpy())
+    assert [list(row) for row in trace.hovertext] == [
+        ["no segment ends here"] * 2,
+        ["credit of the segment before it +0.2000 probability", "credit of the segment before it +0.7000 probability"],
+        [
+            "credit of the segment before it \u22120.2500 probability",
+            "credit of the segment before it \u22120.1000 probability",
+        ],
+    ]
+    assert trace.hovertemplate.count("%{hovertext}") == 1
+    padded_one = padded()
+    (trace,) = plots.heatmap(padded_one, value="level", top=lens_of(padded_one)).data
+    assert trace.hovertext[1][0].startswith("credit of the segment before it ")
+    assert (
+        trace.hovertext[0][0]
+        == "no segment ends here<br>most probable there:<br>'&lt;b&gt;' 0.250<br>'&#36;&#36;' 0.250"
+    )
 
 
 def test_512_tokens_by_30_segments_are_a_small_figure():

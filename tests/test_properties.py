@@ -6,6 +6,7 @@ that what differs is a mistake and not a rounding. Examples are drawn from a see
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -147,19 +148,18 @@ def test_no_budget_changes_a_number(made: tuple[Readout, Path], metric: str, bud
 @given(paths(), st.integers(1, 5000))
 def test_every_row_is_read_once_in_chunks_within_the_budget(made: tuple[Readout, Path], budget: int) -> None:
     readout, path = made
-    seen: list[tuple[int, int]] = []
-    n_rows = path.n_tokens * len(path.states)
+    seen: list[torch.Tensor] = []
     stacked = torch.cat(list(path.states))
     ids = [group.repeat(len(path.states), 1) for group in path.groups]
 
-    def rows(start: int, stop: int) -> torch.Tensor:
-        seen.append((start, stop))
-        return stacked[start:stop]
+    def norm(rows: torch.Tensor) -> torch.Tensor:
+        seen.append(rows)
+        return readout.norm(rows)
 
-    levels = read(readout, rows, lambda a, b: [group[a:b] for group in ids], n_rows, budget)
-    assert [start for start, _ in seen] == [0] + [stop for _, stop in seen[:-1]]
-    assert seen[-1][1] == n_rows
-    assert max(stop - start for start, stop in seen) <= max(1, budget // (8 * readout.d_vocab))
+    counting = dataclasses.replace(readout, norm=norm)
+    levels = read(counting, lambda i: stacked[i], lambda i: [group[i] for group in ids], len(stacked), budget)
+    assert torch.equal(torch.cat(seen), stacked), "every row once, in order"
+    assert max(map(len, seen)) <= max(1, budget // (8 * readout.d_vocab))
     torch.testing.assert_close(levels.log_target, read_states(readout, path).log_target, **EXACT)
 
 

@@ -280,6 +280,7 @@ def test_columns_are_options_and_failures_are_exit_code_1(
         (["run", __file__, "--out", "x", "--max-memory", "much"], "max_memory"),
         (["run", __file__, "--out", "x", "--next", "--target", "w05"], "not allowed with"),
         (["summarize", "none"], "there is no folder 'none'"),
+        (["summarize", __file__], "is a file; give the folder"),
         (["summarize", ".", "--confidence", "1"], "below 1"),
         (["summarize", ".", "--figure", "x.gif"], "--figure must end in .html"),
         (["summarize", ".", "--figure", "none/x.html"], "there is no folder 'none'"),

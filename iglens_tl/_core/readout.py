@@ -22,6 +22,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from iglens_tl._core.distinct import Groups, Rows, distinct
+
 BLOCK_ELEMENTS = 1 << 20
 """Logits handled at a time after the matrix product: 4 MB in float32, which stays in the cache."""
 
@@ -29,10 +31,13 @@ TILE_ROWS, TILE_ELEMENTS = 512, 1 << 18
 """Rows, and logits, of a tile: 1 MB in float32, what a core's cache holds beside the weights (measured: benchmarks/)."""
 
 DEFAULT_BUDGET = 64 * 2**20
-"""Bytes for a chunk of logits where the caller names no budget (and the device is a CPU)."""
+"""Bytes for a chunk of logits where nobody names a budget; more does not make it faster (measured: benchmarks/)."""
 
 _NARROWEST = 64
 """Words of a tile, at least (where the vocabulary has so many)."""
+
+_COPIES_OF_ROWS = 4
+"""What the norm makes of a state `[d_model]` on its way: itself, its square, the normed one, and one to spare."""
 
 PAD = -1
 """Filler in a row of target ids."""
@@ -55,6 +60,7 @@ class Readout:
         d_model, d_vocab: widths of the residual stream and of the logits.
         device, dtype: where, and in what precision, rows are read.
         linear: `W_U` `[d_model, d_vocab]` and `b_U` where `unembed` is exactly `rows @ W_U + b_U`, for reading in tiles.
+        default_budget: bytes for a chunk of logits where a call names no budget.
     """
 
     norm: Callable[[Tensor], Tensor]
@@ -65,11 +71,17 @@ class Readout:
     device: torch.device
     dtype: torch.dtype
     linear: tuple[Tensor, Tensor | None] | None = None
+    default_budget: int = DEFAULT_BUDGET
 
     @property
     def in_tiles(self) -> bool:
         """Whether rows are read a tile of the vocabulary at a time."""
         return self.linear is not None and self.transform is None and self.device.type == "cpu"
+
+    @property
+    def block_elements(self) -> int:
+        """Logits handled at a time after the product: on an accelerator launches cost more than traffic."""
+        return BLOCK_ELEMENTS if self.device.type == "cpu" else 64 * BLOCK_ELEMENTS
 
     def logits(self, rows: Float[Tensor, "rows d_model"], out: Tensor | None = None) -> Float[Tensor, "rows d_vocab"]:
         """Logits of rows; half-precision logits come back in float32."""
@@ -79,13 +91,25 @@ class Readout:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def rows_per_chunk(self, budget: int | None, copies: int = 1) -> int:
-        """How many rows of logits fit the budget (bytes), `copies` times over; at least one."""
+        """How many rows, and their logits `copies` times over, fit the budget (bytes); at least one."""
         item = 8 if self.dtype == torch.float64 else 4
-        if budget is None:
-            budget = DEFAULT_BUDGET if self.device.type == "cpu" else 8 * DEFAULT_BUDGET
-        if self.transform is not None:
-            copies += 1
-        return max(1, budget // (copies * item * self.d_vocab))
+        copies += (self.transform is not None) + (self.dtype.itemsize < 4)  # before the transform, and before the cast
+        row = item * (copies * self.d_vocab + _COPIES_OF_ROWS * self.d_model)
+        return max(1, (self.default_budget if budget is None else budget) // row)
+
+    def tile(self, n_rows: int, budget: int | None) -> tuple[int, int]:
+        """Rows and words whose logits are held at a time when `n_rows` rows are read."""
+        if not self.in_tiles:
+            whole = self.default_budget if budget is None else budget
+            scratch = min(whole // 2, 4 * self.block_elements)
+            return max(1, min(n_rows, self.rows_per_chunk(whole - scratch))), self.d_vocab
+        elements, most = TILE_ELEMENTS, TILE_ROWS
+        if budget is not None:
+            floor = self.d_vocab  # a row of logits: products of a few words alone would take for ever
+            elements = max(floor, min(elements, budget // self.dtype.itemsize))
+            most = min(most, max(_NARROWEST, budget // (self.dtype.itemsize * _COPIES_OF_ROWS * self.d_model)))
+        rows = max(1, min(n_rows, most, elements // _NARROWEST))
+        return rows, max(1, min(elements // rows, self.d_vocab))
 
 
 @dataclass(frozen=True)
@@ -187,59 +211,51 @@ def _log_rest(logits: Tensor, top: Tensor, ids: Tensor, scratch: Tensor | None) 
 
 
 def read(
-    readout: Readout,
-    rows: Callable[[int, int], Float[Tensor, "rows d_model"]],
-    groups: Callable[[int, int], Sequence[Int[Tensor, "rows _"]]],
-    n_rows: int,
-    budget: int | None = None,
-    probe: Probe | None = None,
+    readout: Readout, rows: Rows, groups: Groups, n_rows: int, budget: int | None = None, probe: Probe | None = None
 ) -> Levels:
-    """Read `n_rows` rows in chunks, without gradients.
+    """Read `n_rows` rows in chunks, without gradients; rows that ask the same question are read once.
 
     Args:
         readout: the model's norm, unembedding and output transform.
-        rows: `(start, stop) -> [rows, d_model]`, so that the stack of all rows need not exist.
-        groups: `(start, stop) ->` the target ids of those rows (see `levels_of_logits`).
+        rows: `row numbers -> [rows, d_model]`, so that the stack of all rows need not exist.
+        groups: `row numbers ->` their target ids (see `levels_of_logits`).
         n_rows: how many rows there are.
         budget: bytes that a chunk of logits may take.
-        probe: what else is to be taken from the same logits; it must not change them.
+        probe: what else is to be taken from the same logits, of every row; it must not change them.
 
     Returns:
         `Levels` of all rows, on the CPU.
     """
-    if readout.in_tiles and probe is None:
-        return _read_in_tiles(readout, rows, groups, n_rows, budget)
-    chunk = min(n_rows, readout.rows_per_chunk(budget))
-    plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
-    parts: list[Levels] = []
     with torch.no_grad():
-        buffer = torch.empty(chunk, readout.d_vocab, dtype=readout.dtype, device=readout.device) if plain else None
-        for start in range(0, n_rows, chunk):
-            stop = min(start + chunk, n_rows)
-            logits = readout.logits(rows(start, stop), None if buffer is None else buffer[: stop - start])
-            ids = [group.to(readout.device) for group in groups(start, stop)]
-            parts += _levels_in_blocks(logits, ids, start, probe)
-    return Levels.join(parts)
+        if probe is not None:
+            return _in_chunks(readout, rows, groups, torch.arange(n_rows), budget, probe)
+        first, like = distinct(rows, groups, n_rows)
+        read_rows = _in_tiles if readout.in_tiles else _in_chunks
+        levels = read_rows(readout, rows, groups, first, budget)
+    return levels if len(first) == n_rows else levels.at(like)
 
 
-def _read_in_tiles(
-    readout: Readout,
-    rows: Callable[[int, int], Tensor],
-    groups: Callable[[int, int], Sequence[Tensor]],
-    n_rows: int,
-    budget: int | None,
+def _in_chunks(
+    readout: Readout, rows: Rows, groups: Groups, index: Tensor, budget: int | None, probe: Probe | None = None
 ) -> Levels:
-    """`read` without ever holding a row's logits together."""
-    floor = readout.d_vocab  # a row of logits: products of a few words alone would take for ever
-    elements = TILE_ELEMENTS if budget is None else max(floor, min(TILE_ELEMENTS, budget // readout.dtype.itemsize))
-    chunk = min(n_rows, TILE_ROWS, max(1, elements // _NARROWEST))
-    with torch.no_grad():
-        buffer = torch.empty(elements, dtype=readout.dtype)
-        parts = [
-            _levels_in_tiles(readout, rows(start, stop), groups(start, stop), buffer)
-            for start, stop in ((start, min(start + chunk, n_rows)) for start in range(0, n_rows, chunk))
-        ]
+    """Levels of the rows of an index, whole rows of logits at a time."""
+    chunk, _ = readout.tile(len(index), budget)
+    plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
+    buffer = torch.empty(chunk, readout.d_vocab, dtype=readout.dtype, device=readout.device) if plain else None
+    parts: list[Levels] = []
+    for start in range(0, len(index), chunk):
+        some = index[start : start + chunk]
+        logits = readout.logits(rows(some), None if buffer is None else buffer[: len(some)])
+        ids = [group.to(readout.device) for group in groups(some)]
+        parts += levels_in_blocks(readout, logits, ids, start, probe)
     return Levels.join(parts)
+
+
+def _in_tiles(readout: Readout, rows: Rows, groups: Groups, index: Tensor, budget: int | None) -> Levels:
+    """The same without ever holding a row's logits together."""
+    chunk, words = readout.tile(len(index), budget)
+    buffer = torch.empty(chunk * words, dtype=readout.dtype)
+    return Levels.join([_levels_in_tiles(readout, rows(some), groups(some), buffer) for some in index.split(chunk)])
 
 
 def _levels_in_tiles(readout: Readout, rows: Tensor, groups: Sequence[Tensor], buffer: Tensor) -> Levels:
@@ -247,7 +263,7 @@ def _levels_in_tiles(readout: Readout, rows: Tensor, groups: Sequence[Tensor], b
     assert readout.linear is not None
     weight, bias = readout.linear
     normed = readout.norm(rows.to(readout.device, readout.dtype))
-    n, width = len(normed), max(1, len(buffer) // len(normed))
+    n, width = len(normed), min(len(buffer) // len(normed), readout.d_vocab)
     ids = torch.cat(list(groups), dim=-1)
     targets = torch.full(ids.shape, -torch.inf, dtype=torch.float64)
     highest = torch.full((n, 1), -torch.inf, dtype=readout.dtype)
@@ -274,10 +290,11 @@ def _levels_in_tiles(readout: Readout, rows: Tensor, groups: Sequence[Tensor], b
     return _levels(shifted, log_rest, top[:, 0])
 
 
-def _levels_in_blocks(logits: Tensor, groups: Sequence[Tensor], first: int, probe: Probe | None) -> list[Levels]:
-    """Reduce a chunk a few rows at a time, so that the passes after the product find the logits in the cache."""
-    elements = BLOCK_ELEMENTS if logits.device.type == "cpu" else 64 * BLOCK_ELEMENTS  # launches cost more than traffic
-    block = min(len(logits), max(1, elements // logits.shape[-1]))
+def levels_in_blocks(
+    readout: Readout, logits: Tensor, groups: Sequence[Tensor], first: int = 0, probe: Probe | None = None
+) -> list[Levels]:
+    """Reduce a chunk, and overwrite it, a few rows at a time, so that the passes after the product find it in the cache."""
+    block = min(len(logits), max(1, readout.block_elements // logits.shape[-1]))
     scratch = torch.empty(block, logits.shape[-1], dtype=logits.dtype, device=logits.device)
     parts: list[Levels] = []
     for start in range(0, len(logits), block):

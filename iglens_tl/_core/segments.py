@@ -48,15 +48,11 @@ def read_states(readout: Readout, path: Path, budget: int | None = None, probe: 
     """Levels at every state; the fields' last axis is `(K + 1) * tokens`, states first."""
     n = path.n_tokens
 
-    def rows(start: int, stop: int) -> Tensor:
-        pieces: list[Tensor] = []
-        for state in range(start // n, (stop - 1) // n + 1):
-            low, high = max(start - state * n, 0), min(stop - state * n, n)
-            pieces.append(path.states[state][low:high].to(readout.device, readout.dtype))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    def rows(index: Tensor) -> Tensor:
+        return _states_at(path, index // n, index % n, readout)
 
-    def groups(start: int, stop: int) -> list[Tensor]:
-        return path.target_rows(torch.arange(start, stop) % n)
+    def groups(index: Tensor) -> list[Tensor]:
+        return path.target_rows(index % n)
 
     return read(readout, rows, groups, n * len(path.states), budget, probe)
 
@@ -78,12 +74,12 @@ def read_steps(
         return values.diff(dim=0)[:, None]
     fractions = torch.arange(1, n_steps, dtype=torch.float64) / n_steps
 
-    def rows(start: int, stop: int) -> Tensor:
-        segment, step, token = _unravel(torch.arange(start, stop), inner, n)
+    def rows(index: Tensor) -> Tensor:
+        segment, step, token = _unravel(index, inner, n)
         return _between(path, segment, token, fractions[step], readout)
 
-    def groups(start: int, stop: int) -> list[Tensor]:
-        return path.target_rows(torch.arange(start, stop) % n)
+    def groups(index: Tensor) -> list[Tensor]:
+        return path.target_rows(index % n)
 
     between = read(readout, rows, groups, m * inner * n, budget).value(metric).reshape(m, inner, n)
     return torch.cat([values[:-1, None], between, values[1:, None]], dim=1).diff(dim=1)
@@ -111,15 +107,19 @@ def _unravel(index: Tensor, n_nodes: int, n_tokens: int) -> tuple[Tensor, Tensor
     return index // (n_nodes * n_tokens), index // n_tokens % n_nodes, index % n_tokens
 
 
+def _states_at(path: Path, state: Tensor, token: Tensor, readout: Readout) -> Tensor:
+    """A state of a token a row; consecutive rows share a state, so they are taken run by run."""
+    runs, sizes = state.unique_consecutive(return_counts=True)
+    pieces = [
+        path.states[index][chosen.to(path.states[index].device)].to(readout.device, readout.dtype)
+        for index, chosen in zip(runs.tolist(), token.split(sizes.tolist()), strict=True)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
 def _ends(path: Path, segment: Tensor, token: Tensor, readout: Readout) -> tuple[Tensor, Tensor]:
-    """Start and end state of each row; consecutive rows share a segment, so states are taken run by run."""
-    runs = [(int(s), token[segment == s]) for s in segment.unique_consecutive()]
-
-    def rows(offset: int) -> Tensor:
-        states = [(path.states[s + offset], chosen) for s, chosen in runs]
-        return torch.cat([state[chosen.to(state.device)].to(readout.device, readout.dtype) for state, chosen in states])
-
-    return rows(0), rows(1)
+    """Start and end state of each row."""
+    return _states_at(path, segment, token, readout), _states_at(path, segment + 1, token, readout)
 
 
 def _between(path: Path, segment: Tensor, token: Tensor, fractions: Tensor, readout: Readout) -> Tensor:

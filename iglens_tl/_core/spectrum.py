@@ -1,6 +1,7 @@
 """What else a state's logits say: the target's rank, the entropy, the most probable tokens, the distance to the end.
 
-Taken as a `Probe` from the very logits that `read` reduces to `Levels`, block by block, and only when asked for.
+Taken as a `Probe` from the very logits that `read` reduces to `Levels`, block by block, and only when asked for. Tokens are
+taken a few at a time, all their states together, so that the last distribution of each is read once and held.
 
 - rank: how many tokens have a strictly larger logit than the target (0: none has); a set is ranked by its best member.
 - entropy: `-sum_v p_v log p_v` [nats].
@@ -10,14 +11,14 @@ Taken as a `Probe` from the very logits that `read` reduces to `Levels`, block b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from iglens_tl._core.readout import DEFAULT_BUDGET, PAD, Readout
-from iglens_tl._core.segments import Path
+from iglens_tl._core.readout import PAD, Levels, Readout
+from iglens_tl._core.segments import Path, read_states
 
 
 @dataclass(frozen=True)
@@ -30,34 +31,66 @@ class Spectrum:
     top_ids: Int[Tensor, "rows k"]
     top_log_probs: Float[Tensor, "rows k"]
 
+    def at(self, rows: Tensor) -> Spectrum:
+        """That of some rows."""
+        return Spectrum(*(getattr(self, field.name)[rows] for field in fields(self)))
 
-class SpectrumProbe:
-    """Collects a `Spectrum` while the states of a path are read.
+    @staticmethod
+    def join(parts: Sequence[Spectrum]) -> Spectrum:
+        """That of all parts' rows, in order."""
+        return Spectrum(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Spectrum)))
+
+
+def read_spectrum(readout: Readout, path: Path, top_k: int, budget: int | None = None) -> tuple[Levels, Spectrum]:
+    """Levels and spectrum of every state, as `read_states` numbers them; `kl` is to the last state of the path.
 
     Args:
         readout: of the model.
-        path: the states that are read; the last is the one that `kl` compares with.
+        path: of two states or more.
         top_k: how many tokens to keep; at most the vocabulary.
+        budget: bytes that may be taken.
+    """
+    share = (readout.default_budget if budget is None else budget) // _SHARES
+    numbers = torch.arange(len(path.states) * path.n_tokens).reshape(len(path.states), -1)
+    some = torch.arange(path.n_tokens).split(readout.rows_per_chunk(share))
+    levels: list[Levels] = []
+    spectra: list[Spectrum] = []
+    for tokens in some:
+        states = [state[tokens.to(state.device)] for state in (path.states[-1], *path.states[:-1])]
+        probe = _Probe(path.target_rows(tokens)[0], min(top_k, readout.d_vocab))
+        levels.append(read_states(readout, Path(states, path.target_rows(tokens)), share, probe))
+        spectra.append(probe.spectrum())
+    order = torch.cat([numbers.roll(1, 0)[:, tokens].flatten() for tokens in some]).argsort()
+    return Levels.join(levels).at(order), Spectrum.join(spectra).at(order)
+
+
+_SHARES = 6
+"""Of the budget: one for the last distributions, one for logits, and what is made of half as many of these at a time."""
+
+
+class _Probe:
+    """Collects the spectrum of some tokens at every state, of which the last one comes first and is held.
+
+    Args:
+        ids: the targets of the tokens, `[tokens, width]`.
+        top_k: how many tokens to keep.
     """
 
-    def __init__(self, readout: Readout, path: Path, top_k: int) -> None:
-        self._readout, self._path, self._k = readout, path, min(top_k, readout.d_vocab)
-        self._parts: list[Sequence[Tensor]] = []
-        # The last distribution of all tokens where it fits; else that of a block's tokens is read again for each block.
-        small = path.n_tokens * readout.d_vocab * 4 <= DEFAULT_BUDGET
-        self._final = self._read_final(torch.arange(path.n_tokens)) if small else None
-
-    def _read_final(self, tokens: Tensor) -> Tensor:
-        last = self._path.states[-1]
-        with torch.no_grad():
-            return _log_softmax(self._readout.logits(last[tokens.to(last.device)]))
+    def __init__(self, ids: Tensor, top_k: int) -> None:
+        self._ids, self._k = ids, top_k
+        self._final: Tensor | None = None
+        self._parts: list[tuple[Tensor, ...]] = []
 
     def __call__(self, logits: Tensor, start: int) -> None:
-        tokens = torch.arange(start, start + len(logits)) % self._path.n_tokens
-        final = self._read_final(tokens) if self._final is None else self._final[tokens.to(self._final.device)]
+        n, stop = len(self._ids), start + len(logits)
         log_p = _log_softmax(logits)
+        if self._final is None:
+            self._final = torch.empty(n, logits.shape[-1], dtype=log_p.dtype, device=log_p.device)
+        self._final[start : min(stop, n)] = log_p[: max(0, n - start)]
+        tokens = torch.arange(start, stop) % n
+        final = self._final[tokens.to(log_p.device)]
         p, q = log_p.exp(), final.exp()
-        ids = self._path.groups[0][tokens].to(logits.device)
+        ids = self._ids[tokens].to(logits.device)
         best = logits.gather(-1, ids.clamp(min=0)).masked_fill(ids == PAD, -torch.inf).amax(-1, keepdim=True)
         kept = (
             (logits > best).sum(-1),
@@ -65,10 +98,10 @@ class SpectrumProbe:
             _expected(q, final - log_p).clamp(min=0),
             *reversed(log_p.topk(self._k)),
         )
-        self._parts.append([part.cpu() for part in kept])
+        self._parts.append(tuple(part.cpu() for part in kept))
 
     def spectrum(self) -> Spectrum:
-        """What was collected."""
+        """What was collected, in the order it came."""
         rank, entropy, kl, ids, logs = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
         return Spectrum(rank, entropy, kl, ids, logs.double())
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import UnsupportedModelError
-from iglens_tl._core.readout import Readout
+from iglens_tl._core.readout import DEFAULT_BUDGET, Readout
+from iglens_tl._memory import share_of_free
 from iglens_tl._model.host import Host, architecture, quiet
 
 Transform = Callable[[Tensor], Tensor]
@@ -44,7 +45,8 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
     unembed = _module_unembed(host) if linear is None else _product(*linear)
     if dtype.itemsize < 4:
         linear = None  # sums of half-precision exponentials lose digits: such logits are read whole, in float32
-    return Readout(norm, unembed, transform_of(host), host.d_model, host.d_vocab_out, device, dtype, linear)
+    budget = share_of_free(device, DEFAULT_BUDGET if device.type == "cpu" else 8 * DEFAULT_BUDGET)
+    return Readout(norm, unembed, transform_of(host), host.d_model, host.d_vocab_out, device, dtype, linear, budget)
 
 
 def transform_of(host: Host) -> Transform | None:

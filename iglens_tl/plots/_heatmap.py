@@ -49,6 +49,8 @@ def heatmap(
         batch: which prompt.
         top: the logit lens of the same call; the most probable tokens at each state are then shown where one points.
 
+    Pointing at a cell says token, position, layer, credit and level, of a state the credit of the segment that ends there.
+
     Returns:
         A figure with one heat map trace, `z` [segment (or state), token] as in `result`.
 
@@ -121,7 +123,7 @@ def has_sign(result: IGLensResult) -> bool:
 
 
 def _hover(result: IGLensResult, tokens: Sequence[Token], top: LogitLensResult | None, credits: bool) -> dict[str, Any]:
-    """What is said where one points: numbers as one array, texts (of the most probable tokens) only if given."""
+    """What is said where one points: numbers as one array, texts (credits under a level, probable tokens) beside it."""
     batch, columns, skipped = tokens[0][0], [column for _, column in tokens], int(credits)
     levels = result.values[skipped:, batch, columns]
     places = result.positions[batch, columns].double().expand_as(levels)
@@ -134,23 +136,34 @@ def _hover(result: IGLensResult, tokens: Sequence[Token], top: LogitLensResult |
         ]
     else:
         lines += ["state %{y}", f"level %{{z:.6~g}} {result.unit}"]
-    said: dict[str, Any] = {"customdata": torch.stack([levels, places], dim=-1).numpy()}
+    texts = [] if credits else [_credits_before(result, batch, columns)]
     if top is not None:
-        said["hovertext"] = _tops(top, batch, columns, skipped)
-        lines.append("most probable after it:<br>%{hovertext}" if credits else "most probable:<br>%{hovertext}")
+        texts.append(_tops(top, batch, columns, skipped, "after it" if credits else "there"))
+    said: dict[str, Any] = {"customdata": torch.stack([levels, places], dim=-1).numpy()}
+    if texts:
+        said["hovertext"] = [["<br>".join(of) for of in zip(*rows, strict=True)] for rows in zip(*texts, strict=True)]
+        lines.append("%{hovertext}")
     return {**said, "hovertemplate": "<br>".join(lines) + "<extra></extra>"}
 
 
-def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int) -> list[list[str]]:
+def _credits_before(result: IGLensResult, batch: int, columns: Sequence[int]) -> list[list[str]]:
+    """At each state, the credit of the segment that ends there; none ends at the first."""
+    credits = result.attribution[:, batch, columns].tolist()
+    rows = [
+        [f"credit of the segment before it {_style.signed(credit)} {result.unit}" for credit in row] for row in credits
+    ]
+    return [["no segment ends here"] * len(columns), *rows]
+
+
+def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int, place: str) -> list[list[str]]:
+    def said(texts: Sequence[str], probabilities: Sequence[float]) -> str:
+        shown = zip(texts, probabilities, strict=True)
+        lines = [f"{_style.escaped(short(text))} {probability:.3f}" for text, probability in shown]
+        return "<br>".join([f"most probable {place}:", *lines])
+
     return [
-        [
-            "<br>".join(
-                f"{_style.escaped(short(text))} {probability:.3f}"
-                for text, probability in zip(state[batch][column], rows[batch][column].tolist(), strict=True)
-            )
-            for column in columns
-        ]
-        for state, rows in zip(top.top_strings[skipped:], top.top_probs[skipped:], strict=True)
+        [said(texts[batch][column], numbers[batch][column].tolist()) for column in columns]
+        for texts, numbers in zip(top.top_strings[skipped:], top.top_probs[skipped:], strict=True)
     ]
 
 
