@@ -6,6 +6,7 @@ tests/test_cuda.py, which runs the same checks (`tests.accelerated`) where there
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -178,31 +179,33 @@ def test_inputs_caches_and_lenses_lie_anywhere(kind: str) -> None:
 
 
 @one_kind
-@pytest.mark.parametrize("arguments", accelerated.BOUNDED, ids=str)
+@pytest.mark.parametrize("call", accelerated.BOUNDED)
 @pytest.mark.usefixtures("ledger")
-def test_memory_stays_within_the_budget(kind: str, arguments: dict[str, Any]) -> None:
-    accelerated.memory_is_bounded(kind, "cuda", torch.cuda, arguments)
+def test_memory_stays_within_the_budget(kind: str, call: str) -> None:
+    accelerated.memory_is_bounded(kind, "cuda", torch.cuda, call)
 
 
 # --- Several devices ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    with pretended():
-        return accelerated.spread(request.param, tmp_path_factory.mktemp("tokenizer"))
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Any]]:
+    """Models on two pretended devices by name, made once."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    return functools.cache(lambda name: accelerated.spread(name, folder))
 
 
 @pytest.mark.parametrize(
-    ("spread", "call"),
+    ("name", "call"),
     [
         (name, call) for name in SPREAD for call in (READOUTS if name == "bridge" else CALLS)
     ],  # the tied one is as spread
-    indirect=["spread"],
 )
 @pytest.mark.usefixtures("ledger")
-def test_models_on_two_devices_give_the_cpus_numbers(spread: tuple[Any, Any], call: str) -> None:
-    accelerated.spread_as_on_the_cpu(spread, call)
+def test_models_on_two_devices_give_the_cpus_numbers(
+    spread: Callable[[str], tuple[Any, Any]], name: str, call: str
+) -> None:
+    accelerated.spread_as_on_the_cpu(spread(name), call)
 
 
 @each_kind
@@ -241,13 +244,14 @@ def test_norm_and_unembedding_lie_apart(kind: str, unembedding: str, arguments: 
 
 
 @pytest.mark.bridge
+@pytest.mark.parametrize("arguments", [{}, {"estimator": "midpoint", "n_steps": 2}], ids=str)
 @pytest.mark.usefixtures("ledger")
-def test_an_unembedding_answers_from_where_it_ran() -> None:
+def test_an_unembedding_answers_from_where_it_ran(arguments: dict[str, Any]) -> None:
     """As an offloaded one does, whose weights are nowhere between two calls."""
     model = fresh("bridge").model
     with torch.no_grad():
         logits, cache = model.run_with_cache(BATCH)
-    given = {"cache": cache, "positions": None, "attention_mask": torch.ones_like(BATCH), "logits": logits}
+    given = {"cache": cache, "positions": None, "attention_mask": torch.ones_like(BATCH), "logits": logits, **arguments}
     wanted = ig_lens(model, **given)
     model.unembed.original_component.register_forward_hook(lambda _, args, out: out.to("cuda:1"))
     accelerated.assert_same(ig_lens(model, **given), wanted)
