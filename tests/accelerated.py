@@ -290,6 +290,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
         progress=False,
     ),
     "split, heads": lambda model: iglens_tl.split(model, BATCH, unit="head", path="straight", baseline="zero"),
+    "split, blocks": lambda model: iglens_tl.split(model, BATCH[:1], unit="block", path="straight"),
     "split, neurons": lambda model: iglens_tl.split(model, BATCH, unit="neuron", baseline="mean", layers=2),
     "split, lens": lambda model: iglens_tl.split(model, BATCH[:1], layers=2, lens=lambda state, _: state.cpu() * 1),
     **{f"ablate, {component}": _ablated(component, mode) for component, mode in _ABLATED},
