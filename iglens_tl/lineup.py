@@ -183,8 +183,7 @@ def _logit_lens(method: str, asked: _Asked) -> _Column:  # noqa: ARG001 -- as ab
 def _dla(method: str, asked: _Asked) -> _Column:  # noqa: ARG001 -- as above
     run, stream = asked.run, asked.run.stream
     direction = direction_of(run.host, stream[-1], run.path.groups)
-    device = stream[-1].device
-    shares = torch.cat([direction.share(state.to(device)[None]) for state in stream])
+    shares = torch.cat([direction.share(state[None]) for state in stream])
     outside = shares[0]
     for rows in (direction.norm_bias, direction.unembed_bias):
         outside = outside if rows is None else outside + rows
