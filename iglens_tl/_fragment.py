@@ -80,10 +80,10 @@ def _attributes(column: Column, *styles: str) -> str:
 
 def _cell(column: Column, row: int, scale: float) -> str:
     text = markup.escape(head(column.cells[row], _LONGEST))
-    if not column.right:
-        return f"<td{_attributes(column, 'white-space:pre')}>{text}</td>"
-    own = scale if column.scale is None else column.scale
-    styles = [] if column.numbers is None else [*_bar(column.numbers[row], own), *([] if text else ["min-width:14em"])]
+    styles = ["white-space:pre"] if " " in text or not column.right else []  # no line break within an interval
+    if column.numbers is not None:
+        styles += _bar(column.numbers[row], scale if column.scale is None else column.scale)
+        styles += [] if text else ["min-width:14em"]
     return f"<td{_attributes(column, *styles)}>{text}</td>"
 
 

@@ -369,6 +369,14 @@ def test_a_prompt_without_spaces_is_broken_into_lines():
         assert {"white-space:pre-wrap;overflow-wrap:anywhere"} == set(lines)
 
 
+def test_an_interval_is_not_broken_into_lines():
+    page = Page(study()._repr_html_())
+    styles = [attributes["style"].split(";") for tag, attributes in page.tags if tag == "td"]
+    texts = [text for row in page.rows[1:] for text in row]
+    intervals = ["white-space:pre" in style for style, text in zip(styles, texts, strict=True) if "[" in text]
+    assert intervals == [True] * 2 * (len(page.rows) - 1)
+
+
 @pytest.mark.parametrize("kind", sorted(EVERY.keys() - OF_NO_TOKENS))
 def test_markup_of_tokens_is_read_as_text(kind):
     assert "<script>alert(1)</script>" in "".join(Page(EVERY[kind]()._repr_html_()).words)
