@@ -3,7 +3,7 @@
 Colours are translucent and text takes the page's own colour. Notebooks typeset what stands between dollars as mathematics, and
 tokens are no mathematics: of the two classes of a fragment MathJax 2 (classic notebook) leaves one alone, MathJax 3 and 4
 (JupyterLab, Notebook 7) the other. A table is made of columns; one with `numbers` has bars, to the right for a gain and to the
-left for a loss. `signed` and `levels` make such columns, each on a scale of its own, so that
+left for a loss, below the numbers where it has both. `signed` and `levels` make such columns, each on a scale of its own, so that
 columns of different units can stand side by side::
 
     fragment("MyResult: 3 parts", table([Column("part", ["a", "b", "c"], right=False), *signed("drop", [0.1, -0.2, 0.0])]), note)
@@ -21,6 +21,7 @@ from iglens_tl._layout import Column
 ROWS = 40
 _LONGEST = 24  # characters of a token in a table
 _GAIN, _LOSS = "#2684ff80", "#ff6e1e99"
+_UNDER = " 0 100%/100% 25% no-repeat"  # no number on a colour: muted themes have no contrast to spare
 _NO_MATHS = "tex2jax_ignore mathjax_ignore"
 _WORDS = "white-space:pre-wrap;overflow-wrap:anywhere"  # a prompt need not have spaces
 
@@ -82,16 +83,17 @@ def _cell(column: Column, row: int, scale: float) -> str:
     text = markup.escape(head(column.cells[row], _LONGEST))
     styles = ["white-space:pre"] if " " in text or not column.right else []  # no line break within an interval
     if column.numbers is not None:
-        styles += _bar(column.numbers[row], scale if column.scale is None else column.scale)
+        bar = _bar(column.numbers[row], scale if column.scale is None else column.scale)
+        styles += [f"background:{bar}{_UNDER if text else ''}"] if bar else []
         styles += [] if text else ["min-width:14em"]
     return f"<td{_attributes(column, *styles)}>{text}</td>"
 
 
-def _bar(number: float, scale: float) -> list[str]:
-    """The style of a bar behind a cell: from the middle to the right for a gain, to the left for a loss."""
+def _bar(number: float, scale: float) -> str:
+    """A bar as a background: from the middle to the right for a gain, to the left for a loss."""
     share = 50 * (number / scale) if scale > 0 and math.isfinite(number) else 0.0
     if abs(share) < 0.25:
-        return []
+        return ""
     start, stop = sorted((50.0, 50 + share))
     colour = _GAIN if number > 0 else _LOSS
-    return [f"background:linear-gradient(90deg,#0000 {start:.1f}%,{colour} 0 {stop:.1f}%,#0000 0)"]
+    return f"linear-gradient(90deg,#0000 {start:.1f}%,{colour} 0 {stop:.1f}%,#0000 0)"

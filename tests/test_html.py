@@ -114,7 +114,7 @@ def test_a_large_map_is_grouped_and_limited():
     rows = Page(fragment).rows
     assert len(rows) == 41
     assert "... 260 more tokens" in fragment
-    assert len(fragment) < 80_000  # 720 cells
+    assert len(fragment) < 100_000  # 720 cells, 480 of them with a bar
     title, first = rows[0], rows[1]
     credits = first[title.index("target") + 1 : title.index("sum")]
     assert len(credits) == 12
@@ -133,6 +133,7 @@ def test_bars_are_zero_centred_and_on_one_scale():
     assert ["#2684ff80" in bars[0]["style"], "#ff6e1e99" in bars[1]["style"]] == [True, True]
     assert page.rows[0] == ["segment", "credit", "", "level"]  # a bar stands beside what it shows
     assert page.rows[1] == ["0", "+0.4000", "", "0.9000"]
+    assert "no-repeat" not in bars[0]["style"]  # it has the height of its cell
 
 
 def test_no_colour_is_fixed_but_the_translucent_bars():
@@ -367,6 +368,15 @@ def test_a_prompt_without_spaces_is_broken_into_lines():
         ]
         assert len(lines) > 1
         assert {"white-space:pre-wrap;overflow-wrap:anywhere"} == set(lines)
+
+
+@pytest.mark.parametrize("kind", ["IGLensResult", "AblationResult", "ContextNeed"])
+def test_no_bar_is_behind_a_number(kind):
+    """Under muted themes, a number on a colour cannot be read."""
+    page = Page(EVERY[kind]()._repr_html_())
+    barred = [attributes["style"] for _, attributes in page.tags if "gradient" in attributes.get("style", "")]
+    assert len(barred) > 1
+    assert [style.endswith("0 100%/100% 25% no-repeat") for style in barred] == [True] * len(barred)
 
 
 def test_an_interval_is_not_broken_into_lines():
