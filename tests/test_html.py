@@ -93,6 +93,11 @@ def test_markup_in_tokens_stays_visible_text():
     assert "<script>alert(1)</script>" in "".join(page.words)
 
 
+def test_one_is_singular():
+    assert Page(hostile()._repr_html_()).words[0].startswith("IGLensResult: 9 tokens, 1 segment from")
+    assert Page(context()._repr_html_()).words[0].startswith("ContextNeed: 9 tokens, 1 block,")
+
+
 def test_it_can_be_encoded():
     hostile()._repr_html_().encode("utf-8")
 
