@@ -31,10 +31,9 @@ def html(result: ResultFields) -> str:
 
 
 def _profile(result: ResultFields, token: Token) -> str:
-    columns = profile_columns(result, token, grouped(result.segment_labels, ROWS))
-    credits = columns[1].numbers or []
-    plain = [column._replace(numbers=None) for column in columns]
-    return table([*plain, bars(credits)]) + "".join(named(*words) for words in profile_summary(result, token))
+    segments, credits, *levels = profile_columns(result, token, grouped(result.segment_labels, ROWS))
+    drawn = [segments, credits._replace(numbers=None), bars(credits.numbers or []), *levels]
+    return table(drawn) + "".join(named(*words) for words in profile_summary(result, token))
 
 
 def _map(result: ResultFields, tokens: Sequence[Token]) -> str:

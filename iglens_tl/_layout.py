@@ -250,7 +250,8 @@ def named(grid: Sequence[Sequence[str]], ids: Tensor, token: Token) -> str:
 def title(result: ResultFields) -> str:
     """The first line: how much there is."""
     n = len(shown_tokens(result))
-    path = f"{result.n_segments} segments from {result.state_labels[0]} to {result.state_labels[-1]}"
+    k = result.n_segments
+    path = f"{k} segment{'' if k == 1 else 's'} from {result.state_labels[0]} to {result.state_labels[-1]}"
     return f"IGLensResult: {n} token{'' if n == 1 else 's'}, {path}"
 
 

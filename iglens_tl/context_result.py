@@ -155,8 +155,9 @@ class ContextNeed(TokensAsked):
         return torch.cat([gains, torch.full_like(gains[:1], torch.inf)])
 
     def _title(self) -> str:
-        n = len(shown_tokens(self))
-        return f"ContextNeed: {n} token{'' if n == 1 else 's'}, {len(self.segment_labels)} blocks, {self.metric} [{self.unit}]"
+        n, blocks = len(shown_tokens(self)), len(self.segment_labels)
+        counts = f"{n} token{'' if n == 1 else 's'}, {blocks} block{'' if blocks == 1 else 's'}"
+        return f"ContextNeed: {counts}, {self.metric} [{self.unit}]"
 
     def _columns(self, token: Token, rows: Sequence[int]) -> list[Column]:
         columns = [Column("state", [self.state_labels[row] for row in rows], right=False)]

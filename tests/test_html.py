@@ -87,10 +87,15 @@ def test_markup_in_tokens_stays_visible_text():
         page = Page(result._repr_html_())
         assert page.open == []
         assert {tag for tag, _ in page.tags} <= TAGS
-        assert {name for _, attributes in page.tags for name in attributes} <= {"style", "align"}
+        assert {name for _, attributes in page.tags for name in attributes} <= {"class", "style", "align"}
     tokens = [row[1] for row in Page(hostile()._repr_html_()).rows[1:]]
     assert tokens[:5] == ["'<s>'", "'</s>'", "'<b>'", "'a<b'", "'&amp;'"]
     assert "<script>alert(1)</script>" in "".join(page.words)
+
+
+def test_one_is_singular():
+    assert Page(hostile()._repr_html_()).words[0].startswith("IGLensResult: 9 tokens, 1 segment from")
+    assert Page(context()._repr_html_()).words[0].startswith("ContextNeed: 9 tokens, 1 block,")
 
 
 def test_it_can_be_encoded():
@@ -114,7 +119,7 @@ def test_a_large_map_is_grouped_and_limited():
     rows = Page(fragment).rows
     assert len(rows) == 41
     assert "... 260 more tokens" in fragment
-    assert len(fragment) < 70_000
+    assert len(fragment) < 100_000  # 720 cells, 480 of them with a bar
     title, first = rows[0], rows[1]
     credits = first[title.index("target") + 1 : title.index("sum")]
     assert len(credits) == 12
@@ -128,17 +133,19 @@ def bar(cell):
 def test_bars_are_zero_centred_and_on_one_scale():
     page = Page(one([0.5, 0.9, 0.7, 0.7])._repr_html_())
     cells = [attributes for tag, attributes in page.tags if tag == "td"]
-    bars = cells[3::4]
+    bars = cells[2::4]
     assert [bar(attributes) for attributes in bars] == [[50.0, 100.0], [25.0, 50.0], []]
     assert ["#2684ff80" in bars[0]["style"], "#ff6e1e99" in bars[1]["style"]] == [True, True]
-    assert page.rows[1][:3] == ["0", "+0.4000", "0.9000"]
+    assert page.rows[0] == ["segment", "credit", "", "level"]  # a bar stands beside what it shows
+    assert page.rows[1] == ["0", "+0.4000", "", "0.9000"]
+    assert "no-repeat" not in bars[0]["style"]  # it has the height of its cell
 
 
 def test_no_colour_is_fixed_but_the_translucent_bars():
     for result in (rich(), one([0.5, 0.9, 0.7])):
         fragment = result._repr_html_()
         assert set(re.findall(r"#[0-9a-f]{3,8}\b", fragment)) <= {"#0000", "#2684ff80", "#ff6e1e99"}
-        assert "color:" not in fragment
+        assert re.findall(r"color:|opacity:", fragment) == []
 
 
 def test_odd_results_render():
@@ -328,12 +335,61 @@ def test_the_form_is_escaped_small_and_of_no_colour_of_its_own(kind):
     assert type(result).__name__ == kind
     assert page.open == []
     assert {tag for tag, _ in page.tags} <= TAGS
-    assert {name for _, attributes in page.tags for name in attributes} <= {"style", "align"}
+    assert {name for _, attributes in page.tags for name in attributes} <= {"class", "style", "align"}
     assert set(re.findall(r"#[0-9a-f]{3,8}\b", fragment)) <= {"#0000", "#2684ff80", "#ff6e1e99"}
-    assert "color:" not in fragment
+    assert re.findall(r"color:|opacity:", fragment) == []  # of the reader's theme, with its contrast
     assert kind in page.words[0]
     assert len(fragment) < 40_000
     fragment.encode("utf-8")
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_notebooks_typeset_no_mathematics_in_it(kind):
+    outermost, *inner = Page(EVERY[kind]()._repr_html_()).tags
+    # What MathJax 2 passes over, and what MathJax 3 and 4 do; nothing within asks for it again.
+    assert set(outermost[1]["class"].split()) == {"tex2jax_ignore", "mathjax_ignore"}
+    assert not [tag for tag, attributes in inner if "class" in attributes]
+
+
+@pytest.mark.parametrize("kind", sorted(EVERY.keys() - {"Diagnosis"}))
+def test_cells_are_aligned_whatever_the_host_does(kind):
+    """Some themes align every cell by a style sheet, and some hosts take styles away."""
+    cells = [attributes for tag, attributes in Page(EVERY[kind]()._repr_html_()).tags if tag in ("td", "th")]
+    assert [f"text-align:{cell['align']}" in cell["style"].split(";") for cell in cells] == [True] * len(cells) != []
+
+
+def test_titles_stand_over_their_numbers():
+    page = Page(rich()._repr_html_())
+    sides = [attributes["align"] for tag, attributes in page.tags if tag in ("th", "td")]
+    width = len(page.rows[0])
+    assert [sides[start : start + width] for start in range(0, len(sides), width)] == [sides[:width]] * len(page.rows)
+    assert sides[:3] == ["right", "right", "left"]  # batch, pos, token
+
+
+def test_a_prompt_without_spaces_is_broken_into_lines():
+    for words in (one([0.0, 0.5]), shares()):
+        lines = [
+            attributes["style"] for tag, attributes in Page(words._repr_html_()).tags if "pre-wrap" in str(attributes)
+        ]
+        assert len(lines) > 1
+        assert {"white-space:pre-wrap;overflow-wrap:anywhere"} == set(lines)
+
+
+@pytest.mark.parametrize("kind", ["IGLensResult", "AblationResult", "ContextNeed"])
+def test_no_bar_is_behind_a_number(kind):
+    """Under muted themes, a number on a colour cannot be read."""
+    page = Page(EVERY[kind]()._repr_html_())
+    barred = [attributes["style"] for _, attributes in page.tags if "gradient" in attributes.get("style", "")]
+    assert len(barred) > 1
+    assert [style.endswith("0 100%/100% 25% no-repeat") for style in barred] == [True] * len(barred)
+
+
+def test_an_interval_is_not_broken_into_lines():
+    page = Page(study()._repr_html_())
+    styles = [attributes["style"].split(";") for tag, attributes in page.tags if tag == "td"]
+    texts = [text for row in page.rows[1:] for text in row]
+    intervals = ["white-space:pre" in style for style, text in zip(styles, texts, strict=True) if "[" in text]
+    assert intervals == [True] * 2 * (len(page.rows) - 1)
 
 
 @pytest.mark.parametrize("kind", sorted(EVERY.keys() - OF_NO_TOKENS))
