@@ -92,8 +92,9 @@ def ig_lens(
         attention_mask: `[batch, pos]` of 0 and 1, beside token ids.
         prepend_bos: as TransformerLens's `to_tokens`, for strings.
         max_memory: bytes ("2GB") that reading may take beside the states; the least is a row of logits and the norm of 64
-            states. None is an eighth of what is free, at most 64 MiB on a CPU and 512 MiB on an accelerator: more is no
-            faster. (A CPU reads a plain unembedding in tiles and takes about 4 MB whatever is allowed.)
+            states. None is an eighth of what is free, at most 64 MiB on a CPU (more is no faster) and 512 MiB on an
+            accelerator. A CPU reads a plain unembedding in tiles and takes about 4 MB whatever is allowed. The copy of the
+            unembedding that another `dtype` needs comes on top.
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.
