@@ -72,12 +72,13 @@ def beside_logit_lens(model: Any, turns: int) -> dict[str, list[float]]:
 def beside_captum(model: Any, turns: int) -> dict[str, list[float]]:
     tokens = prompt_of(model, 8)
     of = {"targets": TARGET, "layers": LAYERS}
+    quiet = {**of, "n_steps": 16, "progress": False}
     return in_turn(
         {
             "captum LayerIntegratedGradients, 3 layers": partial(
                 layer_integrated_gradients, model, tokens, n_steps=16, **of
             ),
-            "captum LayerConductance, 3 layers": partial(layer_conductance, model, tokens, n_steps=16, **of),
+            "captum LayerConductance, 3 layers": partial(layer_conductance, model, tokens, **quiet),
             "ig_lens with its forward pass, 3 segments": partial(ig_lens, model, tokens, **of),
         },
         turns,

@@ -17,6 +17,7 @@ from torch import Tensor
 from iglens_tl._checks import ReadoutMismatchError, shorten
 from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Readout, levels_in_blocks, levels_of_logits
 from iglens_tl._core.segments import Path, read_states
+from iglens_tl._core.states import Rows, States
 from iglens_tl._model.answers import Ids, refuse_overlap
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import Host, architecture, hooked_points
@@ -67,7 +68,7 @@ class Trajectory:
     readout: Readout
     path: Path
     token_shape: tuple[int, int]
-    stream: tuple[Tensor, ...]
+    stream: Sequence[Tensor]
     parts: tuple[PartGroup, ...]
     positions: PositionPlan
     states: StatePlan
@@ -105,21 +106,19 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     sources = [] if unit is None else part_sources(host, unit)
     points, groups_of_parts, logits = _collect(settled, sources)
     readout = readout_of(host, request.dtype)
-    ids, wrong, last_levels = _resolve(settled, request, readout, points[-1], logits, budget)
+    ids, wrong, last_levels = _resolve(settled, request, readout, points, logits, budget)
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
     _check_finite(settled, points)
-    stream = tuple(points)
-    if request.lens is not None:
-        points = _through_lens(request.lens, points, settled.states, readout)
+    path = points if request.lens is None else _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
     said = None if logits is None else _levels_said(logits, plan, groups)
     return Trajectory(
         host=host,
         readout=readout,
-        path=Path(points, groups),
+        path=Path(path, groups),
         token_shape=(settled.token_mask.shape[0], settled.token_mask.shape[1]),
-        stream=stream,
+        stream=points,
         parts=groups_of_parts,
         positions=plan,
         states=settled.states,
@@ -134,25 +133,28 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     )
 
 
-def _collect(
-    settled: Settled, sources: Sequence[PartSource]
-) -> tuple[list[Tensor], tuple[PartGroup, ...], Tensor | None]:
+def _collect(settled: Settled, sources: Sequence[PartSource]) -> tuple[States, tuple[PartGroup, ...], Tensor | None]:
     """The states `[rows, d_model]` in the order of the path, the parts, and the logits where they are at hand."""
     batch, pos = settled.positions.rows
-    rows, states, n_layers = rows_at(batch, pos), settled.states, settled.host.n_layers
-    own = [Wanted(hook_name(half, n_layers), rows) for half in states.halves]
+    view, states, n_layers = settled.view, settled.states, settled.host.n_layers
+    rows, names = rows_at(batch, pos), [hook_name(half, n_layers) for half in states.halves]
+    own = [Wanted(name, rows) for name in names] if view is None else []
     if states.base == "mean":
-        own.insert(0, Wanted(own[0].name, prefix_mean(settled.token_mask, batch, pos)))
+        own.insert(0, Wanted(names[0], prefix_mean(settled.token_mask, batch, pos)))
     of_parts = [Wanted(name, rows) for source in sources for name in source.needs]
     kept, logits = _run(settled, [*own, *of_parts])
-    points = kept[: len(own)]
-    parts = gather(sources, kept[len(own) :])
-    check_parts(settled.host, parts, dict(zip(states.halves, points[-len(states.halves) :], strict=True)))
+    points: list[Tensor | Rows] = list(kept[: len(own)])
+    if view is not None:
+        points += [view.rows(half, batch, pos) for half in states.halves]
+    own_states, parts = States(points[-len(states.halves) :]), gather(sources, kept[len(own) :])
+    if parts:
+        check_parts(settled.host, parts, dict(zip(states.halves, own_states, strict=True)))
     if states.base == "zero":
-        points.insert(0, torch.zeros_like(points[0]))
+        none = own_states.rows(0, torch.arange(0))
+        points.insert(0, none.new_zeros(1, none.shape[1]).expand(len(batch), -1))
     if settled.baseline_rows is not None:
         points.insert(0, settled.baseline_rows)
-    return points, parts, logits
+    return States(points), parts, logits
 
 
 def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tensor | None]:
@@ -179,11 +181,14 @@ def _levels_said(logits: Tensor, plan: PositionPlan, groups: Sequence[Tensor]) -
         return [group[rows].to(logits.device) for group in groups]
 
     with torch.no_grad():
-        return Levels.join([levels_of_logits(block, ids(rows)).cpu() for rows, block in _blocks(logits, plan)])
+        found = Levels.empty(len(groups), len(plan.rows[0]))
+        for rows, block in _blocks(logits, plan):
+            found.put(rows.start, levels_of_logits(block, ids(rows)).cpu())
+    return found
 
 
 def _resolve(
-    settled: Settled, request: Request, readout: Readout, last: Tensor, logits: Tensor | None, budget: int | None
+    settled: Settled, request: Request, readout: Readout, points: States, logits: Tensor | None, budget: int | None
 ) -> tuple[Ids, Ids | None, Levels | None]:
     """Target and incorrect ids `[batch, pos, width]`, `TOP` looked up in the model's logits or read from its last state.
 
@@ -196,32 +201,38 @@ def _resolve(
         top, levels = torch.cat([block.argmax(-1).cpu() for _, block in _blocks(logits, settled.positions)]), None
     else:
         asked = [ids] if request.incorrect_targets is None else [ids, wrong]
-        top, levels = _read_top(readout, last, [None if grid is None else grid[mask] for grid in asked], budget)
+        top, levels = _read_top(
+            readout, points, [None if grid is None else grid[mask] for grid in asked], budget, int(mask.sum())
+        )
     grid = torch.full((*mask.shape, 1), -1)
     grid[mask] = top[:, None]
     return grid if ids is None else ids, grid if request.incorrect_targets is TOP else wrong, levels
 
 
 def _read_top(
-    readout: Readout, last: Tensor, groups: Sequence[Tensor | None], budget: int | None
+    readout: Readout, points: States, groups: Sequence[Tensor | None], budget: int | None, n_rows: int
 ) -> tuple[Tensor, Levels]:
     """The most probable token of each row, and the levels of groups of targets, of which None stands for that token."""
-    size = readout.rows_per_chunk(budget, copies=2)
-    tops: list[Tensor] = []
-    levels: list[Levels] = []
+    tops, levels = torch.empty(n_rows, dtype=torch.int64), Levels.empty(len(groups), n_rows)
     with torch.no_grad():
-        for rows in (slice(start, start + size) for start in range(0, len(last), size)):
-            logits = readout.logits(last[rows])
+        for rows in torch.arange(n_rows).split(readout.rows_per_chunk(budget, copies=2)):
+            logits = readout.logits(points.rows(-1, rows))
             top = logits.argmax(-1, keepdim=True)
-            tops.append(top[:, 0].cpu())
+            tops[rows] = top[:, 0].cpu()
             ids = [top if group is None else group[rows].to(logits.device) for group in groups]
-            levels += levels_in_blocks(readout, logits, ids)
-    return torch.cat(tops), Levels.join(levels)
+            for first, part in levels_in_blocks(readout, logits, ids, int(rows[0])):
+                levels.put(first, part)
+    return tops, levels
 
 
-def _check_finite(settled: Settled, points: Sequence[Tensor]) -> None:
-    for label, point in zip(settled.states.state_labels, points, strict=True):
-        good = point.isfinite().all(-1)
+_AT_A_TIME = 1024
+"""Tokens whose states are looked at together."""
+
+
+def _check_finite(settled: Settled, points: States) -> None:
+    for index, label in enumerate(settled.states.state_labels):
+        some = torch.arange(len(settled.positions.rows[0])).split(_AT_A_TIME)
+        good = torch.cat([points.rows(index, tokens).isfinite().all(-1) for tokens in some])
         if not bool(good.all()):
             raise ValueError(
                 f"the state {label} holds NaN or infinite numbers at {_where(settled.positions, ~good)}. Look at the run that "
@@ -229,7 +240,7 @@ def _check_finite(settled: Settled, points: Sequence[Tensor]) -> None:
             )
 
 
-def _through_lens(lens: Lens, points: Sequence[Tensor], states: StatePlan, readout: Readout) -> list[Tensor]:
+def _through_lens(lens: Lens, points: States, states: StatePlan, readout: Readout) -> list[Tensor]:
     """Each state through the lens; a baseline that is no state of the model (zero, a tensor) stays as it is."""
     own = [half // 2 for half in states.halves]
     first = {"embed": [], "mean": [own[0]]}.get(states.base, [None])
@@ -300,7 +311,7 @@ def _where(plan: PositionPlan, rows: Tensor) -> str:
 
 def check_against_model(run: Trajectory, read: Levels, said: Levels) -> None:
     """Compare the readout of the last state with the model's own logits, for the target and for the most probable token."""
-    involved = {run.readout.dtype, run.path.states[-1].dtype, run.said_dtype or run.readout.dtype}
+    involved = {run.readout.dtype, run.path.dtype, run.said_dtype or run.readout.dtype}
     coarsest = max(involved, key=lambda dtype: torch.finfo(dtype).eps)
     off = (read.log_target.exp() - said.log_target.exp()).abs().amax(0)
     scale = said.log_target.abs().amax(0).clamp(min=10) / 10

@@ -1,7 +1,7 @@
 """Attributing a cache that is at hand: what it may hold, what is run, and what is left as it was.
 
 A cache and a run of the model see the same states and read them by the same product, so their results are compared
-bit for bit unless a comment says otherwise.
+bit for bit where the target is known beforehand (`assert_same_numbers` says why not otherwise).
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ def residuals(model: Any, tokens: torch.Tensor = BATCH) -> dict[str, torch.Tenso
     return {name: cache[name] for name in NAMES}
 
 
-def assert_same_numbers(one: IGLensResult, other: IGLensResult) -> None:
+def assert_same_numbers(one: IGLensResult, other: IGLensResult, exact: bool = False) -> None:
+    """Bit for bit where `exact`. Where a cache's last states say what `TOP` is, they are read by themselves, in a product of other
+    shape: float32 logits of size 10 differ by 1e-6 then, and a probability by no more.
+    """
     for name in ("attribution", "values"):
-        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0, equal_nan=True)
+        tolerance = 0 if exact else 1e-6
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=tolerance, equal_nan=True)
     assert torch.equal(one.target_ids, other.target_ids)
     assert torch.equal(one.mask, other.mask)
     assert (one.state_labels, one.segment_labels) == (other.state_labels, other.segment_labels)
@@ -73,7 +77,7 @@ def test_a_full_cache_says_what_a_run_says(kind: str, name: str) -> None:
     model = subject(kind).model
     ran = ig_lens(model, BATCH, **CALLS[name])
     read = ig_lens(cached(model, BATCH), BATCH, **CALLS[name])
-    assert_same_numbers(read, ran)
+    assert_same_numbers(read, ran, exact="targets" in CALLS[name])
     assert torch.equal(read.tokens, BATCH)
     assert (ran.settings["source"], read.settings["source"]) == ("forward pass", "cache")
 
@@ -124,8 +128,8 @@ def test_a_cache_without_a_batch_axis(kind: str) -> None:
     cache = cached(model, TOKENS)
     cache.remove_batch_dim()
     assert_same_numbers(ig_lens(cache, TOKENS, positions=None), ran)
-    assert_same_numbers(ig_lens(cache, TOKENS[0], positions=None, logits=logits[0]), ran)
-    assert_same_numbers(ig_lens(cache, positions=None, logits=logits), ran)
+    assert_same_numbers(ig_lens(cache, TOKENS[0], positions=None, logits=logits[0]), ran, exact=True)
+    assert_same_numbers(ig_lens(cache, positions=None, logits=logits), ran, exact=True)
     plain = {name: tensor[0] for name, tensor in residuals(model, TOKENS).items()}
     assert_same_numbers(ig_lens(model, TOKENS, cache=plain, positions=None), ran)
     made_so = cached(model, TOKENS, remove_batch_dim=True)

@@ -115,8 +115,7 @@ def gradients_at(
     parts: list[Tensor] = []
     for start in range(0, path.n_tokens, chunk):
         token = torch.arange(start, min(start + chunk, path.n_tokens))
-        rows = path.states[state]
-        _, gradient = value_and_gradient(readout, rows[token.to(rows.device)], path.target_rows(token), metric)
+        _, gradient = value_and_gradient(readout, path.rows(state, token), path.target_rows(token), metric)
         parts.append(gradient.double().cpu())
     return torch.cat(parts)
 
@@ -181,8 +180,8 @@ class _Solver:
         runs = [(int(s), token[segment == s]) for s in segment.unique_consecutive()]
 
         def rows(offset: int) -> Tensor:
-            states = [(self.path.states[s + offset], chosen) for s, chosen in runs]
-            return torch.cat([h[i.to(h.device)].to(self.readout.device, self.readout.dtype) for h, i in states])
+            states = [self.path.rows(s + offset, chosen) for s, chosen in runs]
+            return torch.cat([state.to(self.readout.device, self.readout.dtype) for state in states])
 
         return rows(0), rows(1)
 

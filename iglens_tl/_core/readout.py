@@ -15,7 +15,7 @@ keep their digits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,6 +144,24 @@ class Levels:
         return Levels(*(getattr(self, name)[..., rows] for name in _FIELDS))
 
     @staticmethod
+    def empty(n_groups: int, n_rows: int) -> Levels:
+        """Room for the levels of `n_rows` rows, to be filled with `put`.
+
+        Results kept one by one would lie between the large tensors of the calculation and leave their memory in pieces that
+        no next one fits.
+        """
+        target, rest, logit = torch.empty(3, n_groups, n_rows, dtype=torch.float64)
+        return Levels(
+            target, rest, logit, torch.empty(n_rows, dtype=torch.float64), torch.empty(n_rows, dtype=torch.bool)
+        )
+
+    def put(self, start: int, part: Levels) -> None:
+        """Write the levels of some rows over those from `start` on."""
+        for name in _FIELDS:
+            rows: Tensor = getattr(part, name)
+            getattr(self, name)[..., start : start + rows.shape[-1]] = rows
+
+    @staticmethod
     def join(parts: Sequence[Levels]) -> Levels:
         """Those of all parts' rows, in order."""
         return Levels(*(torch.cat([getattr(part, name) for part in parts], dim=-1) for name in _FIELDS))
@@ -242,20 +260,25 @@ def _in_chunks(
     chunk, _ = readout.tile(len(index), budget)
     plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
     buffer = torch.empty(chunk, readout.d_vocab, dtype=readout.dtype, device=readout.device) if plain else None
-    parts: list[Levels] = []
+    found = Levels.empty(len(groups(index[:1])), len(index))
     for start in range(0, len(index), chunk):
         some = index[start : start + chunk]
         logits = readout.logits(rows(some), None if buffer is None else buffer[: len(some)])
         ids = [group.to(readout.device) for group in groups(some)]
-        parts += levels_in_blocks(readout, logits, ids, start, probe)
-    return Levels.join(parts)
+        for first, part in levels_in_blocks(readout, logits, ids, start, probe):
+            found.put(first, part)
+    return found
 
 
 def _in_tiles(readout: Readout, rows: Rows, groups: Groups, index: Tensor, budget: int | None) -> Levels:
     """The same without ever holding a row's logits together."""
     chunk, words = readout.tile(len(index), budget)
     buffer = torch.empty(chunk * words, dtype=readout.dtype)
-    return Levels.join([_levels_in_tiles(readout, rows(some), groups(some), buffer) for some in index.split(chunk)])
+    found = Levels.empty(len(groups(index[:1])), len(index))
+    for start in range(0, len(index), chunk):
+        some = index[start : start + chunk]
+        found.put(start, _levels_in_tiles(readout, rows(some), groups(some), buffer))
+    return found
 
 
 def _levels_in_tiles(readout: Readout, rows: Tensor, groups: Sequence[Tensor], buffer: Tensor) -> Levels:
@@ -292,18 +315,20 @@ def _levels_in_tiles(readout: Readout, rows: Tensor, groups: Sequence[Tensor], b
 
 def levels_in_blocks(
     readout: Readout, logits: Tensor, groups: Sequence[Tensor], first: int = 0, probe: Probe | None = None
-) -> list[Levels]:
-    """Reduce a chunk, and overwrite it, a few rows at a time, so that the passes after the product find it in the cache."""
+) -> Iterator[tuple[int, Levels]]:
+    """Reduce a chunk, and overwrite it, a few rows at a time, so that the passes after the product find it in the cache.
+
+    Yields:
+        the number of a block's first row, counted from `first`, and its levels on the CPU.
+    """
     block = min(len(logits), max(1, readout.block_elements // logits.shape[-1]))
     scratch = torch.empty(block, logits.shape[-1], dtype=logits.dtype, device=logits.device)
-    parts: list[Levels] = []
     for start in range(0, len(logits), block):
         some = logits[start : start + block]
         if probe is not None:
             probe(some, first + start)
         ids = [group[start : start + block] for group in groups]
-        parts.append(levels_of_logits(some, ids, scratch[: len(some)]).cpu())
-    return parts
+        yield first + start, levels_of_logits(some, ids, scratch[: len(some)]).cpu()
 
 
 def value_and_gradient(

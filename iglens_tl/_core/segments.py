@@ -17,6 +17,7 @@ from torch import Tensor
 
 from iglens_tl._core.quadrature import quadrature
 from iglens_tl._core.readout import Levels, Probe, Readout, read, value_and_gradient
+from iglens_tl._core.states import States
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Path:
     """The states that the path runs through, each `[tokens, d_model]`, and the target ids of each token.
 
     Args:
-        states: K + 1 tensors `[tokens, d_model]`, of any dtype and on any device.
+        states: K + 1 tensors `[tokens, d_model]`, of any dtype and on any device (`States`: rows of larger ones).
         groups: one or two groups of target ids `[tokens, width]` on the CPU (see `Levels`).
     """
 
@@ -33,11 +34,22 @@ class Path:
 
     @property
     def n_tokens(self) -> int:
-        return self.states[0].shape[0]
+        return len(self.groups[0])
 
     @property
     def n_segments(self) -> int:
         return len(self.states) - 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the last state."""
+        return self.rows(-1, torch.arange(0)).dtype
+
+    def rows(self, state: int, tokens: Tensor) -> Tensor:
+        """A state of some tokens, `[rows, d_model]`, in its own dtype on its own device."""
+        if isinstance(self.states, States):
+            return self.states.rows(state, tokens)
+        return self.states[state][tokens.to(self.states[state].device)]
 
     def target_rows(self, tokens: Tensor) -> list[Tensor]:
         """The target ids of rows that belong to these tokens."""
@@ -111,7 +123,7 @@ def _states_at(path: Path, state: Tensor, token: Tensor, readout: Readout) -> Te
     """A state of a token a row; consecutive rows share a state, so they are taken run by run."""
     runs, sizes = state.unique_consecutive(return_counts=True)
     pieces = [
-        path.states[index][chosen.to(path.states[index].device)].to(readout.device, readout.dtype)
+        path.rows(index, chosen).to(readout.device, readout.dtype)
         for index, chosen in zip(runs.tolist(), token.split(sizes.tolist()), strict=True)
     ]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -31,6 +31,14 @@ class Spectrum:
     top_ids: Int[Tensor, "rows k"]
     top_log_probs: Float[Tensor, "rows k"]
 
+    @staticmethod
+    def empty(n_rows: int, top_k: int) -> Spectrum:
+        """Room for that of `n_rows` rows."""
+        whole = torch.empty(n_rows, dtype=torch.int64)
+        entropy, kl = torch.empty(2, n_rows, dtype=torch.float64)
+        tops = torch.empty(n_rows, top_k, dtype=torch.float64)
+        return Spectrum(whole, entropy, kl, torch.empty_like(tops, dtype=torch.int64), tops)
+
     def at(self, rows: Tensor) -> Spectrum:
         """That of some rows."""
         return Spectrum(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -51,15 +59,16 @@ def read_spectrum(readout: Readout, path: Path, top_k: int, budget: int | None =
         budget: bytes that may be taken.
     """
     share = (readout.default_budget if budget is None else budget) // _SHARES
+    last, k = len(path.states) - 1, min(top_k, readout.d_vocab)
     numbers = torch.arange(len(path.states) * path.n_tokens).reshape(len(path.states), -1)
     some = torch.arange(path.n_tokens).split(readout.rows_per_chunk(share))
     levels: list[Levels] = []
     spectra: list[Spectrum] = []
     for tokens in some:
-        states = [state[tokens.to(state.device)] for state in (path.states[-1], *path.states[:-1])]
-        probe = _Probe(path.target_rows(tokens)[0], min(top_k, readout.d_vocab))
-        levels.append(read_states(readout, Path(states, path.target_rows(tokens)), share, probe))
-        spectra.append(probe.spectrum())
+        part = Path([path.rows(i, tokens) for i in (last, *range(last))], path.target_rows(tokens))
+        probe = _Probe(part.groups[0], Spectrum.empty(len(part.states) * len(tokens), k))
+        levels.append(read_states(readout, part, share, probe))
+        spectra.append(probe.found)
     order = torch.cat([numbers.roll(1, 0)[:, tokens].flatten() for tokens in some]).argsort()
     return Levels.join(levels).at(order), Spectrum.join(spectra).at(order)
 
@@ -73,13 +82,13 @@ class _Probe:
 
     Args:
         ids: the targets of the tokens, `[tokens, width]`.
-        top_k: how many tokens to keep.
+        found: of all rows, to be filled. (Small results made between large intermediate ones would leave the memory of these
+            in pieces that no next one fits.)
     """
 
-    def __init__(self, ids: Tensor, top_k: int) -> None:
-        self._ids, self._k = ids, top_k
+    def __init__(self, ids: Tensor, found: Spectrum) -> None:
+        self._ids, self.found = ids, found
         self._final: Tensor | None = None
-        self._parts: list[tuple[Tensor, ...]] = []
 
     def __call__(self, logits: Tensor, start: int) -> None:
         n, stop = len(self._ids), start + len(logits)
@@ -92,18 +101,12 @@ class _Probe:
         p, q = log_p.exp(), final.exp()
         ids = self._ids[tokens].to(logits.device)
         best = logits.gather(-1, ids.clamp(min=0)).masked_fill(ids == PAD, -torch.inf).amax(-1, keepdim=True)
-        kept = (
-            (logits > best).sum(-1),
-            -_expected(p, log_p),
-            _expected(q, final - log_p).clamp(min=0),
-            *reversed(log_p.topk(self._k)),
-        )
-        self._parts.append(tuple(part.cpu() for part in kept))
-
-    def spectrum(self) -> Spectrum:
-        """What was collected, in the order it came."""
-        rank, entropy, kl, ids, logs = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
-        return Spectrum(rank, entropy, kl, ids, logs.double())
+        rows = slice(start, stop)
+        self.found.rank[rows] = (logits > best).sum(-1).cpu()
+        self.found.entropy[rows] = -_expected(p, log_p).cpu()
+        self.found.kl[rows] = _expected(q, final - log_p).clamp(min=0).cpu()
+        logs, top_ids = log_p.topk(self.found.top_ids.shape[-1])
+        self.found.top_ids[rows], self.found.top_log_probs[rows] = top_ids.cpu(), logs.double().cpu()
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

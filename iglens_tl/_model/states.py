@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import MissingActivationError, UnsupportedModelError, shorten
+from iglens_tl._core.states import Rows
 from iglens_tl._model.host import Host, architecture
 
 Select = Callable[[Tensor], Tensor]
@@ -114,6 +115,13 @@ class CacheView:
         if tensor is None:
             raise MissingActivationError(self._missing_message([half]))
         return tensor
+
+    def rows(self, half: int, batch: Tensor, pos: Tensor) -> Tensor | Rows:
+        """A state at the selected places; where it can, it stays in the cache until its rows are read."""
+        full = self.state(half).detach()
+        if not full.is_contiguous():
+            return rows_at(batch, pos)(full)
+        return Rows(full.flatten(0, 1), (batch * full.shape[1] + pos).to(full.device))
 
     def collect(self, wanted: Sequence[Wanted]) -> list[Tensor]:
         """What is wanted, from the cache.
