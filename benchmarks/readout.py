@@ -8,6 +8,7 @@ The extra peak is `VmHWM` of a process of its own, reset after the model's own f
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,7 @@ def extra_peak(method: str, batch: int, n_tokens: int) -> int:
     call = {"ig_lens": ig_lens, "logit_lens": logit_lens}[method]
     call(cache, tokens, targets=0, positions=0, layers=1, attention_mask=mask)  # what is loaded and kept once
     gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free already could be taken again without being seen
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM to what is resident now
     before = _peak()
     call(cache, tokens, targets=NEXT, positions=None, attention_mask=mask)

@@ -46,8 +46,10 @@ def residuals(model: Any, tokens: torch.Tensor = BATCH) -> dict[str, torch.Tenso
 
 
 def assert_same_numbers(one: IGLensResult, other: IGLensResult, exact: bool = False) -> None:
-    """Bit for bit where `exact`. Where a cache's last states say what `TOP` is, they are read by themselves, in a product of other
-    shape: float32 logits of size 10 differ by 1e-6 then, and a probability by no more.
+    """Bit for bit where `exact`.
+
+    Where a cache's last states say what `TOP` is, they are read by themselves, in a product of other shape: float32 logits of
+    size 10 differ by 1e-6 then, and a probability by no more.
     """
     for name in ("attribution", "values"):
         tolerance = 0 if exact else 1e-6

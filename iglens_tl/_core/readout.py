@@ -97,12 +97,16 @@ class Readout:
         row = item * (copies * self.d_vocab + _COPIES_OF_ROWS * self.d_model)
         return max(1, (self.default_budget if budget is None else budget) // row)
 
+    def chunk(self, n_rows: int, budget: int | None) -> int:
+        """Rows that are read at a time where the logits of each exist together, with what is made of them."""
+        whole = self.default_budget if budget is None else budget
+        scratch = min(whole // 2, 4 * self.block_elements)
+        return max(1, min(n_rows, self.rows_per_chunk(whole - scratch)))
+
     def tile(self, n_rows: int, budget: int | None) -> tuple[int, int]:
         """Rows and words whose logits are held at a time when `n_rows` rows are read."""
         if not self.in_tiles:
-            whole = self.default_budget if budget is None else budget
-            scratch = min(whole // 2, 4 * self.block_elements)
-            return max(1, min(n_rows, self.rows_per_chunk(whole - scratch))), self.d_vocab
+            return self.chunk(n_rows, budget), self.d_vocab
         elements, most = TILE_ELEMENTS, TILE_ROWS
         if budget is not None:
             floor = self.d_vocab  # a row of logits: products of a few words alone would take for ever
@@ -257,7 +261,7 @@ def _in_chunks(
     readout: Readout, rows: Rows, groups: Groups, index: Tensor, budget: int | None, probe: Probe | None = None
 ) -> Levels:
     """Levels of the rows of an index, whole rows of logits at a time."""
-    chunk, _ = readout.tile(len(index), budget)
+    chunk = readout.chunk(len(index), budget)
     plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
     buffer = torch.empty(chunk, readout.d_vocab, dtype=readout.dtype, device=readout.device) if plain else None
     found = Levels.empty(len(groups(index[:1])), len(index))
