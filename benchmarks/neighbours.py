@@ -75,10 +75,8 @@ def beside_captum(model: Any, turns: int) -> dict[str, list[float]]:
     quiet = {**of, "n_steps": 16, "progress": False}
     return in_turn(
         {
-            "captum LayerIntegratedGradients, 3 layers": partial(
-                layer_integrated_gradients, model, tokens, n_steps=16, **of
-            ),
-            "captum LayerConductance, 3 layers": partial(layer_conductance, model, tokens, **quiet),
+            "captum LayerIntegratedGradients, 4 states": partial(layer_integrated_gradients, model, tokens, **quiet),
+            "captum LayerConductance, 4 states": partial(layer_conductance, model, tokens, **quiet),
             "ig_lens with its forward pass, 3 segments": partial(ig_lens, model, tokens, **of),
         },
         turns,

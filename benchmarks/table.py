@@ -57,12 +57,12 @@ LINES: tuple[Ratio | Amount, ...] = (
         "the published algorithm, for the same credits",
     ),
     Ratio(
-        "captum `LayerIntegratedGradients` / `ig_lens`", "captum LayerIntegratedGradients, 3 layers",
+        "captum `LayerIntegratedGradients` / `ig_lens`", "captum LayerIntegratedGradients, 4 states",
         "ig_lens with its forward pass, 3 segments",
-        "3 layers, 8 tokens, 16 steps, one position: another question, through all blocks, with gradients",
+        "4 states, 16 steps, one position of 8: another question, through all blocks, with gradients",
     ),
     Ratio(
-        "captum `LayerConductance` / `ig_lens`", "captum LayerConductance, 3 layers",
+        "captum `LayerConductance` / `ig_lens`", "captum LayerConductance, 4 states",
         "ig_lens with its forward pass, 3 segments", "likewise",
     ),
     Ratio("growth: 64 to 128 tokens", "growth, 128 tokens", "growth, 64 tokens", "2 is linear"),
@@ -77,7 +77,7 @@ LINES: tuple[Ratio | Amount, ...] = (
     ),
     Amount(
         "extra peak of `ig_lens`, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB",
-        "the results themselves grow with the tokens, nothing else",
+        "the same: mostly the work space of the product",
     ),
     Amount(
         "extra peak of `logit_lens`, 256 tokens x 31 states", "logit_lens, extra peak, 256 tokens x 31 states", 1e6, "MB",
@@ -105,7 +105,7 @@ def stored(folder: Path = RESULTS) -> dict[str, tuple[list[float], dict[str, Any
 def table(folder: Path = RESULTS) -> str:
     """The table, and the machine below it, in Markdown."""
     results = stored(folder)
-    rows = ["| | measured | |", "|---|---|---|"]
+    rows = ["| what | measured | what it means |", "|---|---|---|"]
     for line in LINES:
         if isinstance(line, Ratio):
             pairs = zip(results[line.one][0], results[line.other][0], strict=True)
