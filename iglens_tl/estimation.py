@@ -41,8 +41,8 @@ class Estimate:
         gradient_rows: how many of them are read with a gradient, which costs about three times as much.
         flops: of the unembedding's matrix products, gradients included.
         chunk_rows: rows that are read at a time.
-        logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles): the extra memory,
-            which depends on neither layers nor tokens.
+        logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
+            last states must say what `TOP` is): the extra memory, which depends on neither layers nor tokens.
         state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers.
         forwards: forward passes of the model: 1 with a model, 0 with a cache.
     """
@@ -111,8 +111,11 @@ def estimate(
     n_states, n_tokens = len(settled.states.state_labels), int(settled.positions.mask.sum())
     inner, nodes = _inner_points(estimator, n_steps)
     once, gradient_rows = n_states * n_tokens, (n_states - 1) * nodes * n_tokens
-    rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + _rows_of_top(settled, request, n_tokens)
+    of_top = n_tokens if _reads_top(settled, request) else 0  # of the last states, which only a lens makes read again
+    again = of_top if request.lens is not None else 0
+    rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
     chunk, words = readout.tile(once, budget)
+    whole = min(of_top, readout.rows_per_chunk(budget, copies=2)) * readout.d_vocab
     item = torch.finfo(readout.dtype).bits // 8
     return Estimate(
         n_states=n_states,
@@ -121,7 +124,7 @@ def estimate(
         gradient_rows=gradient_rows,
         flops=2 * (rows + 2 * gradient_rows) * readout.d_model * readout.d_vocab,
         chunk_rows=chunk,
-        logits_bytes=chunk * words * max(item, 4),
+        logits_bytes=max(chunk * words, whole) * max(item, 4),
         state_bytes=once * readout.d_model * item,
         forwards=int(settled.view is None),
     )
@@ -134,8 +137,7 @@ def _inner_points(estimator: str, n_steps: int) -> tuple[int, int]:
     return 0, len(quadrature(estimator, n_steps)[0])
 
 
-def _rows_of_top(settled: Settled, request: Request, n_tokens: int) -> int:
-    """Where no logits say what `TOP` is, the last states do; with a lens they are read again through it."""
+def _reads_top(settled: Settled, request: Request) -> bool:
+    """Whether the last states are read, as whole rows, because no logits say what `TOP` is."""
     asked = settled.target_ids is None or request.incorrect_targets is TOP
-    read = asked and settled.view is not None and settled.logits is None
-    return n_tokens if read and request.lens is not None else 0
+    return asked and settled.view is not None and settled.logits is None

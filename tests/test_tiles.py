@@ -196,6 +196,7 @@ def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
     through, _ = counted(lambda: ig_lens(cache, tokens, positions=None, lens=lambda state, _: state), monkeypatch)
     assert estimate(cache, tokens, positions=None, lens=lambda state, _: state).rows == through == rows + found.n_tokens
     assert found.forwards == 0
+    assert found.logits_bytes == 4 * max(found.n_tokens * D_VOCAB, found.rows * D_VOCAB)
     asked = estimate(cache, tokens, positions=None, targets=7)
     assert asked.rows == asked.n_states * asked.n_tokens
     assert asked.state_bytes == 4 * asked.rows * model.cfg.d_model
