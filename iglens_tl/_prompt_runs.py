@@ -110,7 +110,8 @@ def reference_for(
         raise ValueError(
             "reference= must be of the model that is ablated; it is of "
             f"{shorten(f'{key} {reference.provenance.get(key)}' for key in differ)}, not {shorten(own[key] for key in differ)}. "
-            "Weights count as they are: reference_updates(model, prompts) of this model, after folding, training or merging."
+            "Call reference_updates(model, prompts) with this model, after folding, training or merging: a sample of its weights "
+            "is compared."
         )
     if component not in reference.means:
         raise ValueError(

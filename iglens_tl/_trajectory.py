@@ -109,7 +109,6 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     ids, wrong, last_levels = _resolve(settled, request, readout, points, logits, budget)
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
-    _check_finite(settled, points)
     path = points if request.lens is None else _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
     said = None if logits is None else _levels_said(logits, plan, groups)
@@ -147,6 +146,7 @@ def _collect(settled: Settled, sources: Sequence[PartSource]) -> tuple[States, t
     if view is not None:
         points += [view.rows(half, batch, pos) for half in states.halves]
     own_states, parts = States(points[-len(states.halves) :]), gather(sources, kept[len(own) :])
+    _check_finite(settled, own_states, settled.states.state_labels[-len(own_states) :])
     if parts:
         check_parts(settled.host, parts, dict(zip(states.halves, own_states, strict=True)))
     if states.base == "zero":
@@ -209,13 +209,19 @@ def _resolve(
     return grid if ids is None else ids, grid if request.incorrect_targets is TOP else wrong, levels
 
 
+def rows_for_top(readout: Readout, budget: int | None) -> int:
+    """How many last states are read at a time, whole, to say what `TOP` is."""
+    most = readout.default_budget if budget is None else budget
+    return readout.rows_per_chunk(min(most, _WHOLE_ROWS), copies=2)
+
+
 def _read_top(
     readout: Readout, points: States, groups: Sequence[Tensor | None], budget: int | None, n_rows: int
 ) -> tuple[Tensor, Levels]:
     """The most probable token of each row, and the levels of groups of targets, of which None stands for that token."""
     tops, levels = torch.empty(n_rows, dtype=torch.int64), Levels.empty(len(groups), n_rows)
     with torch.no_grad():
-        for rows in torch.arange(n_rows).split(readout.rows_per_chunk(budget, copies=2)):
+        for rows in torch.arange(n_rows).split(rows_for_top(readout, budget)):
             logits = readout.logits(points.rows(-1, rows))
             top = logits.argmax(-1, keepdim=True)
             tops[rows] = top[:, 0].cpu()
@@ -225,13 +231,16 @@ def _read_top(
     return tops, levels
 
 
-_AT_A_TIME = 1024
-"""Tokens whose states are looked at together."""
+_AT_A_TIME = 1 << 18
+"""Elements of states that are looked at together."""
+
+_WHOLE_ROWS = 8 * 2**20
+"""Bytes of whole logits that are held at a time to look for the largest."""
 
 
-def _check_finite(settled: Settled, points: States) -> None:
-    for index, label in enumerate(settled.states.state_labels):
-        some = torch.arange(len(settled.positions.rows[0])).split(_AT_A_TIME)
+def _check_finite(settled: Settled, points: States, labels: Sequence[str]) -> None:
+    for index, label in enumerate(labels):
+        some = torch.arange(len(settled.positions.rows[0])).split(max(1, _AT_A_TIME // settled.host.d_model))
         good = torch.cat([points.rows(index, tokens).isfinite().all(-1) for tokens in some])
         if not bool(good.all()):
             raise ValueError(
@@ -252,6 +261,10 @@ def _through_lens(lens: Lens, points: States, states: StatePlan, readout: Readou
             if not isinstance(result, Tensor) or result.shape != rows.shape:
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise ValueError(f"lens= must return a tensor of the state's shape {tuple(rows.shape)}; got {got}.")
+            if not bool(result.isfinite().all()):
+                raise ValueError(
+                    f"lens= gives NaN or infinite numbers for state {index}; no readout of them means anything."
+                )
             mapped.append(result.detach())
     return mapped
 

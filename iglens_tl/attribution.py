@@ -91,10 +91,10 @@ def ig_lens(
         logits: the model's logits `[batch, pos, d_vocab_out]` beside a cache, so that the last state can be checked.
         attention_mask: `[batch, pos]` of 0 and 1, beside token ids.
         prepend_bos: as TransformerLens's `to_tokens`, for strings.
-        max_memory: bytes ("2GB") that reading may take beside the states; the least is a row of logits and the norm of 64
-            states. None is an eighth of what is free, at most 64 MiB on a CPU (more is no faster) and 512 MiB on an
-            accelerator. A CPU reads a plain unembedding in tiles and takes about 4 MB whatever is allowed. The copy of the
-            unembedding that another `dtype` needs comes on top.
+        max_memory: bytes ("2GB") that logits and what is made of them may take at a time, one row of them at least. None is an
+            eighth of what is free, at most 64 MiB on a CPU (more is no faster) and 512 MiB on an accelerator. A CPU reads a
+            plain unembedding in tiles and takes a few MB whatever is allowed. What comes on top: a few hundred states on
+            their way, the results, the product's own work space, and the copy of the unembedding that another `dtype` needs.
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.

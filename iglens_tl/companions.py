@@ -1,7 +1,7 @@
 """What other methods say of the same states, for the same targets, under the same labels as `ig_lens`.
 
 `logit_lens` reads levels: the probability (rank, entropy, ...) at every state. Its probabilities are `ig_lens`'s `values`,
-by the same code. `direct_logit_attribution` (DLA) shares out one logit: with the scale `s` of the final norm frozen at the
+within float32 rounding. `direct_logit_attribution` (DLA) shares out one logit: with the scale `s` of the final norm frozen at the
 last state `h`, the target's logit is linear in the parts that `h` is the sum of,
 
     logit = sum_c ((c - mean c) / s * w) . u  +  b_norm . u  +  b_U,        u = W_U[:, y],
@@ -86,7 +86,7 @@ def logit_lens(
         model_or_cache, input, targets, incorrect_targets, cache, positions, layers, incl_mid, baseline, lens, dtype,
         logits, attention_mask, prepend_bos,
     )  # fmt: skip
-    run = trajectory(request)
+    run = trajectory(request, budget=budget)
     levels, spectrum = read_spectrum(run.readout, run.path, top_k, budget)
     return _lens_result(run, checked(run, levels), spectrum, settings_of(request, run))
 

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from iglens_tl._checks import ESTIMATORS, memory_size, one_of, whole_number
 from iglens_tl._core.quadrature import quadrature
+from iglens_tl._core.segments import COPIES
 from iglens_tl._model.head import readout_of
 from iglens_tl._request import Lens, Request, Settled, settle
-from iglens_tl._trajectory import ordinary_tensors
+from iglens_tl._trajectory import ordinary_tensors, rows_for_top
 from iglens_tl.targets import TOP
 
 
@@ -42,8 +43,9 @@ class Estimate:
         flops: of the unembedding's matrix products, gradients included.
         chunk_rows: rows that are read at a time.
         logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
-            last states must say what `TOP` is): the extra memory, which depends on neither layers nor tokens.
-        state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers.
+            last states must say what `TOP` is; five times whole rows where gradients are taken): the extra memory, which
+            depends on neither layers nor tokens.
+        state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers; 0 with a cache, where they stay.
         forwards: forward passes of the model: 1 with a model, 0 with a cache.
     """
 
@@ -115,7 +117,9 @@ def estimate(
     again = of_top if request.lens is not None else 0
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
     chunk, words = readout.tile(once, budget)
-    whole = min(of_top, readout.rows_per_chunk(budget, copies=2)) * readout.d_vocab
+    whole = min(of_top, rows_for_top(readout, budget)) * readout.d_vocab
+    if gradient_rows:
+        chunk, words = min(gradient_rows, readout.rows_per_chunk(budget, copies=COPIES)), COPIES * readout.d_vocab
     item = torch.finfo(readout.dtype).bits // 8
     return Estimate(
         n_states=n_states,
@@ -125,7 +129,7 @@ def estimate(
         flops=2 * (rows + 2 * gradient_rows) * readout.d_model * readout.d_vocab,
         chunk_rows=chunk,
         logits_bytes=max(chunk * words, whole) * max(item, 4),
-        state_bytes=once * readout.d_model * item,
+        state_bytes=0 if settled.view is not None else once * readout.d_model * item,
         forwards=int(settled.view is None),
     )
 

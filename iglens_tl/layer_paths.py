@@ -124,7 +124,7 @@ def _asked_for(
     n_steps = whole_number("n_steps", n_steps, 2)
     budget = memory_size(max_memory)
     captum_class(method)
-    run = trajectory(request)
+    run = trajectory(request)  # its budget is for whole sequences
     settings = {**settings_of(request, run), "n_steps": n_steps, "metric": metric}
     return layer_path(method, run, baseline, metric, n_steps, budget, progress, settings)
 

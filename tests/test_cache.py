@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from iglens_tl import NEXT, IGLensResult, MissingActivationError, TokenSet, doctor, ig_lens
+from iglens_tl import (
+    NEXT,
+    IGLensResult,
+    MissingActivationError,
+    TokenSet,
+    direct_logit_attribution,
+    doctor,
+    ig_lens,
+    split,
+)
 from tests.models import BATCH, TOKENS
 from tests.oracles import model_prob
 from tests.subjects import (
@@ -484,3 +493,58 @@ def test_a_failed_call_keeps_no_tensors(kind: str) -> None:
     before = _living()
     fail()
     assert _living() == before
+
+
+@each_kind
+def test_a_result_shares_no_memory_with_what_it_was_made_of(kind: str) -> None:
+    model = subject(kind).model
+    ids, mask = BATCH.clone(), torch.ones_like(BATCH, dtype=torch.bool)
+    cache = residuals(model)
+    result = ig_lens(model, ids, cache=cache, attention_mask=mask, targets=7, positions=None)
+    kept = {name: getattr(result, name).clone() for name in ("tokens", "token_mask", "values", "attribution")}
+    ids.zero_(), mask.zero_()
+    for tensor in cache.values():
+        tensor.zero_()
+    for name, tensor in kept.items():
+        assert torch.equal(getattr(result, name), tensor), name
+
+
+@each_kind
+@pytest.mark.parametrize("unit", ["block", "sublayer"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_states_that_are_not_finite_are_named_before_parts_are_summed(kind: str, unit: str, bad: float) -> None:
+    model = subject(kind).model
+    cache = dict(cached(model, BATCH))
+    name = "blocks.1.hook_resid_post" if "blocks.2.hook_resid_pre" not in cache else "blocks.2.hook_resid_pre"
+    cache[name] = cache[name].clone()
+    cache[name][1, -1, 3] = bad
+    for call in (direct_logit_attribution, split):
+        with pytest.raises(ValueError, match=r"the state 2_pre holds NaN or infinite numbers at prompt 1 position 5"):
+            call(model, BATCH, cache=cache, targets=7, unit=unit)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("spoil", "error", "words"),
+    [
+        (lambda state: state.int(), TypeError, "dense tensor of floating-point numbers; got torch.int32"),
+        (lambda state: state.to(torch.complex64), TypeError, "got torch.complex64"),
+        (lambda state: state.to_sparse(), TypeError, "torch.sparse_coo"),
+        (lambda state: state[:0], ValueError, "the cache holds no tokens"),
+        (lambda state: state[:, :0], ValueError, "the cache holds no tokens"),
+    ],
+    ids=["int", "complex", "sparse", "no prompt", "no position"],
+)
+def test_states_that_are_none(kind: str, spoil: Any, error: type[Exception], words: str) -> None:
+    model = subject(kind).model
+    with pytest.raises(error, match=words):
+        ig_lens(model, cache={name: spoil(state) for name, state in residuals(model).items()}, targets=7)
+
+
+@each_kind
+def test_numbers_of_the_caller_that_are_not_finite(kind: str) -> None:
+    model = subject(kind).model
+    with pytest.raises(ValueError, match="baseline holds NaN or infinite"):
+        ig_lens(model, BATCH, baseline=torch.full((D_MODEL,), float("nan")))
+    with pytest.raises(ValueError, match="lens= gives NaN or infinite numbers for state 1"):
+        ig_lens(model, BATCH, lens=lambda state, index: state / (0 if index == 1 else 1))

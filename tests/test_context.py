@@ -289,7 +289,9 @@ def test_arguments_that_come_from_the_tokens_are_noticed():
 
     def run(mask_size, extra):
         call = Call(
-            (), {"mask": torch.ones(1, 1, mask_size, mask_size), "rotary": (torch.arange(mask_size),), "x": extra}
+            torch.device("cpu"),
+            (),
+            {"mask": torch.ones(1, 1, mask_size, mask_size), "rotary": (torch.arange(mask_size),), "x": extra},
         )
         return CleanRun(host, torch.zeros(1, mask_size), (torch.zeros(mask_size, D_MODEL),), {}, (call,))
 

@@ -353,6 +353,12 @@ def test_refusals_of_the_heat_map():
     with pytest.raises(ValueError, match="top must be the logit lens of the same states"):
         plots.heatmap(padded(), top=lens_of(hostile()))
     lens = lens_of(padded())
+    for other in ({"prob": lens.prob + 0.1}, {"settings": {"lens": "f"}}, {"settings": {"baseline": "zero"}}):
+        with pytest.raises(ValueError, match="top must be the logit lens of the same states"):
+            plots.heatmap(padded(), top=dataclasses.replace(lens, **other))
+    with pytest.raises(ValueError, match="top must be"):
+        plots.heatmap(padded(), top=lens_of(hostile()))
+    lens = lens_of(padded())
     with pytest.raises(ValueError, match="top must be the logit lens of the same states, prompts"):
         plots.heatmap(padded(), top=dataclasses.replace(lens, target_ids=torch.where(lens.target_ids >= 0, 3, -1)))
 

@@ -196,10 +196,15 @@ def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
     through, _ = counted(lambda: ig_lens(cache, tokens, positions=None, lens=lambda state, _: state), monkeypatch)
     assert estimate(cache, tokens, positions=None, lens=lambda state, _: state).rows == through == rows + found.n_tokens
     assert found.forwards == 0
-    assert found.logits_bytes == 4 * max(found.n_tokens * D_VOCAB, found.rows * D_VOCAB)
+    assert found.logits_bytes == 4 * found.rows * D_VOCAB, (
+        "a tile of all rows, which is more than the last states whole"
+    )
+    assert found.state_bytes == 0, "they stay in the cache"
+    slopes = estimate(cache, tokens, positions=None, estimator="midpoint", n_steps=3)
+    assert slopes.logits_bytes == 5 * 4 * slopes.gradient_rows * D_VOCAB
     asked = estimate(cache, tokens, positions=None, targets=7)
     assert asked.rows == asked.n_states * asked.n_tokens
-    assert asked.state_bytes == 4 * asked.rows * model.cfg.d_model
+    assert estimate(model, tokens, positions=None).state_bytes == 4 * asked.rows * model.cfg.d_model
     assert isinstance(asked, Estimate)
     assert f"{asked.rows:,} rows" in str(asked)
     assert "no forward pass" in str(asked)

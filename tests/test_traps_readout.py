@@ -118,7 +118,7 @@ def test_04_three_ways_to_have_no_soft_cap(off):
     expected = values_of(model)
     _, cache = model.run_with_cache(TOKENS)  # TransformerLens 2 cannot run with None itself
     model.cfg.output_logits_soft_cap = off
-    assert torch.equal(values_of(model, cache=cache), expected)
+    assert (values_of(model, cache=cache) - expected).abs().max() <= 1e-7  # the last state is read whole, not in tiles
 
 
 @pytest.mark.hooked

@@ -31,15 +31,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from iglens_tl._core.readout import Readout, value_and_gradient
-from iglens_tl._core.segments import Path
+from iglens_tl._core.segments import COPIES, Path
 
 FIRST_LEVEL = 8
 """Intervals of the coarsest rule that is believed; it is compared with its own half and quarter."""
 
 _SAFETY = 10
-
-COPIES = 5
-"""Arrays as large as the logits that a gradient takes: logits, shifted, exponentials and their gradients."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,9 @@ _NARROWEST = 64
 _COPIES_OF_ROWS = 4
 """What the norm makes of a state `[d_model]` on its way: itself, its square, the normed one, and one to spare."""
 
+_KEYED = 1 << 18
+"""Elements of rows that are compared at a time."""
+
 PAD = -1
 """Filler in a row of target ids."""
 
@@ -251,7 +254,7 @@ def read(
     with torch.no_grad():
         if probe is not None:
             return _in_chunks(readout, rows, groups, torch.arange(n_rows), budget, probe)
-        first, like = distinct(rows, groups, n_rows)
+        first, like = distinct(rows, groups, n_rows, max(1, _KEYED // readout.d_model))
         read_rows = _in_tiles if readout.in_tiles else _in_chunks
         levels = read_rows(readout, rows, groups, first, budget)
     return levels if len(first) == n_rows else levels.at(like)

@@ -19,6 +19,9 @@ from iglens_tl._core.quadrature import quadrature
 from iglens_tl._core.readout import Levels, Probe, Readout, read, value_and_gradient
 from iglens_tl._core.states import States
 
+COPIES = 5
+"""Arrays as large as the logits that a gradient takes: logits, shifted, exponentials and their gradients."""
+
 
 @dataclass(frozen=True)
 class Path:
@@ -104,7 +107,7 @@ def integrate(
     nodes, weights = quadrature(rule, n_steps)
     n, m, k = path.n_tokens, path.n_segments, len(nodes)
     credits = torch.zeros(m * n, dtype=torch.float64)
-    chunk = readout.rows_per_chunk(budget, copies=5)  # logits, shifted, exponentials and their gradients
+    chunk = readout.rows_per_chunk(budget, copies=COPIES)
     for start in range(0, m * k * n, chunk):
         segment, node, token = _unravel(torch.arange(start, min(start + chunk, m * k * n)), k, n)
         points = _between(path, segment, token, nodes[node], readout)

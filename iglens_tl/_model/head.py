@@ -71,7 +71,10 @@ def _linear(host: Host) -> tuple[Tensor | None, Tensor | None]:
     """`W_U` and `b_U` where the unembedding is exactly `x @ W_U + b_U`, else Nones."""
     module = host.model.unembed
     if host.kind == "hooked":
-        plain = type(module).__module__.startswith("transformer_lens.") and module.W_U.is_floating_point()
+        hooked = any(vars(module)[name] for name in ("_forward_hooks", "_forward_pre_hooks"))
+        plain = (
+            type(module).__module__.startswith("transformer_lens.") and module.W_U.is_floating_point() and not hooked
+        )
         return (module.W_U.detach(), module.b_U.detach()) if plain else (None, None)
     inner: Any = getattr(module, "original_component", None)
     if type(inner) is not torch.nn.Linear or not inner.weight.is_floating_point() or inner.weight.is_meta:

@@ -158,6 +158,12 @@ class CacheView:
 
     def _check(self, half: int, tensor: Tensor, first: Tensor) -> None:
         name = hook_name(half, self.host.n_layers)
+        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            raise TypeError(
+                f"{name} must be a dense tensor of floating-point numbers; got {tensor.dtype}, {tensor.layout}."
+            )
+        if not tensor.numel():
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: the cache holds no tokens.")
         if tensor.is_meta:
             raise ValueError(f"{name} lies on the meta device and has no values; run the model on a real device.")
         if tensor.ndim != 3 or tensor.shape[-1] != self.host.d_model:

@@ -60,12 +60,12 @@ def prompts_of(
         texts: list[str] = [input] if isinstance(input, str) else list(input)
         rows = [_encode(host, text, prepend_bos) for text in texts]
         prompts = _fill_up(rows, host) if to_run else _as_the_model_pads(rows, host, texts, prepend_bos)
-        _warn_double_bos(host, prompts)
     else:
         if prepend_bos is not None:
             raise ValueError("prepend_bos applies to strings; token ids are used as they are. Leave it out.")
         prompts = _of_ids(host, input, attention_mask, to_run)
     _check(host, prompts, to_run)
+    _warn_double_bos(host, prompts)
     return prompts
 
 
@@ -198,7 +198,7 @@ def _warn_double_bos(host: Host, prompts: Prompts) -> None:
     if twice:
         warnings.warn(
             f"prompt {shorten(twice)} begins with two BOS tokens (id {bos}), which changes its probabilities: the text or "
-            "its chat template already holds one. Pass prepend_bos=False.",
+            "its chat template already holds one. One is enough: prepend_bos=False for strings.",
             stacklevel=_depth_outside(sys._getframe()),  # pyright: ignore[reportPrivateUsage] -- `inspect.stack()` reads every file
         )
 

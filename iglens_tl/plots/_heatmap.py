@@ -167,11 +167,24 @@ def _tops(top: LogitLensResult, batch: int, columns: Sequence[int], skipped: int
     ]
 
 
+def _same_states(result: IGLensResult, top: LogitLensResult) -> bool:
+    """Whether both read the same states, as far as can be told: by their levels where both have probabilities."""
+    if any(result.settings.get(name) != top.settings.get(name) for name in ("lens", "baseline")):
+        return False
+    if result.metric != "prob" or has_sign(result):
+        return True
+    return bool(((result.values - top.prob).abs()[:, result.mask] <= _NEAR).all())
+
+
+_NEAR = 1e-2
+"""How far two readouts of one state may be apart in probability, in bfloat16."""
+
+
 def _check_top(result: IGLensResult, top: LogitLensResult | None) -> None:
     if top is None:
         return
     same = same_question(top, result) and top.state_labels == result.state_labels
-    if not same:
+    if not same or not _same_states(result, top):
         raise ValueError(
             "top must be the logit lens of the same states, prompts, positions and targets: ask logit_lens with the same input, "
             f"targets, positions, layers, incl_mid and baseline (it has {len(top.state_labels)} states at positions "
