@@ -45,7 +45,7 @@ LINES: tuple[Ratio | Amount, ...] = (
     Ratio(
         "`ig_lens` / the bare matrix product, 256 tokens x 31 states", "ig_lens, 256 tokens x 31 states",
         "bare product, 256 tokens x 31 states",
-        "below 1: norm, softmax and bookkeeping cost less than writing whole logits into memory does",
+        "into whole rows, 256 at a time; below 1, as all else costs less than writing these to memory does",
     ),
     Ratio(
         "`ig_lens` / TransformerLens 4.3 `logit_lens`, 64 tokens", "ig_lens, 64 tokens",
@@ -73,7 +73,7 @@ LINES: tuple[Ratio | Amount, ...] = (
     Ratio("growth: 24,576 to 49,152 words", "growth, 49,152 words", "growth, 24,576 words", "2 is linear; the readout alone"),
     Amount(
         "extra peak of `ig_lens`, 1,024 tokens x 31 states", "ig_lens, extra peak, 1,024 tokens x 31 states", 1e6, "MB",
-        "beyond the states and the model's own forward pass; whole logits would take 6.2 GB",
+        "for `NEXT`, beyond the states and the model's own forward pass; whole logits would take 6.2 GB",
     ),
     Amount(
         "extra peak of `ig_lens`, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB",
@@ -105,13 +105,14 @@ def stored(folder: Path = RESULTS) -> dict[str, tuple[list[float], dict[str, Any
 def table(folder: Path = RESULTS) -> str:
     """The table, and the machine below it, in Markdown."""
     results = stored(folder)
-    rows = ["| what | measured | what it means |", "|---|---|---|"]
+    rows = ["| what | median (of) | what it means |", "|---|---|---|"]
     for line in LINES:
         if isinstance(line, Ratio):
             pairs = zip(results[line.one][0], results[line.other][0], strict=True)
-            measured = f"{_short(statistics.median(a / b for a, b in pairs))} times"
+            values, unit = [a / b for a, b in pairs], "times"
         else:
-            measured = f"{_short(statistics.median(results[line.name][0]) / line.scale)} {line.unit}"
+            values, unit = [value / line.scale for value in results[line.name][0]], line.unit
+        measured = f"{_short(statistics.median(values))} {unit} ({len(values)})"
         rows.append(f"| {line.what} | {measured} | {line.meaning} |")
     return "\n".join([*rows, "", _machine([about for _, about in results.values()]), ""])
 
@@ -126,7 +127,7 @@ def _machine(found: Sequence[dict[str, Any]]) -> str:
 
     processor = all_of("cpu_model_name")
     return (
-        f"Medians of calls in turn, in float32 on SmolLM2-135M; {processor}, {all_of('cpu_count')} cores, {all_of('threads')} "
+        f"Calls in turn (peaks: processes of their own), in float32 on SmolLM2-135M; {processor}, {all_of('cpu_count')} cores, {all_of('threads')} "
         f"threads, {all_of('memory_gib')} GiB; PyTorch {all_of('torch')}, TransformerLens {all_of('transformer_lens')}."
     )
 

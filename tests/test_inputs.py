@@ -338,6 +338,17 @@ def test_padding_with_bos_is_no_second_bos(kind: str, tmp_path: Any) -> None:
     assert result.token_mask[1].tolist() == [False, False, True, True]
 
 
+@each_kind
+def test_two_bos_tokens_among_ids_are_warned_of(kind: str, tmp_path: Any) -> None:
+    """TRAPS 22: so does `to_tokens` make them of a text that begins with one."""
+    model = speaking(kind, tmp_path, "left", pad=2)
+    with pytest.warns(UserWarning, match=r"prompt 0 begins with two BOS tokens \(id 2\)"):
+        ig_lens(model, torch.tensor([[2, 2, 5, 6]]), attention_mask=torch.ones(1, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ig_lens(model, torch.tensor([[2, 5, 6]]))
+
+
 # --- Targets -----------------------------------------------------------------------------------------------------
 
 
