@@ -128,7 +128,8 @@ def _machine(found: Sequence[dict[str, Any]]) -> str:
     processor = all_of("cpu_model_name")
     return (
         f"Calls in turn (peaks: processes of their own), in float32 on SmolLM2-135M; {processor}, {all_of('cpu_count')} cores, "
-        f"{all_of('threads')} threads, {all_of('memory_gib')} GiB; PyTorch {all_of('torch')}, TransformerLens {all_of('transformer_lens')}."
+        f"{all_of('threads')} threads, {all_of('memory_gib')} GiB; PyTorch {all_of('torch')}, "
+        f"TransformerLens {all_of('transformer_lens')}."
     )
 
 
