@@ -146,7 +146,7 @@ def _collect(settled: Settled, sources: Sequence[PartSource]) -> tuple[States, t
     if view is not None:
         points += [view.rows(half, batch, pos) for half in states.halves]
     own_states, parts = States(points[-len(states.halves) :]), gather(sources, kept[len(own) :])
-    _check_finite(settled, own_states, settled.states.state_labels[-len(own_states) :])
+    _check_finite(settled, States(points), settled.states.state_labels[-len(points) :])
     if parts:
         check_parts(settled.host, parts, dict(zip(states.halves, own_states, strict=True)))
     if states.base == "zero":

@@ -548,3 +548,14 @@ def test_numbers_of_the_caller_that_are_not_finite(kind: str) -> None:
         ig_lens(model, BATCH, baseline=torch.full((D_MODEL,), float("nan")))
     with pytest.raises(ValueError, match="lens= gives NaN or infinite numbers for state 1"):
         ig_lens(model, BATCH, lens=lambda state, index: state / (0 if index == 1 else 1))
+
+
+@each_kind
+def test_a_mean_of_states_that_are_not_finite(kind: str) -> None:
+    model = subject(kind).model
+    cache = residuals(model)
+    cache[NAMES[1]] = cache[NAMES[1]].clone()
+    cache[NAMES[1]][1, 0, 3] = float("nan")  # read at the end, where only the mean of all before it holds the NaN
+    assert ig_lens(model, BATCH, cache=cache).values.isfinite().all()
+    with pytest.raises(ValueError, match=r"the state mean\S* holds NaN or infinite numbers at prompt 1 position 5"):
+        ig_lens(model, BATCH, cache=cache, baseline="mean")
