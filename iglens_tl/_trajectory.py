@@ -146,14 +146,14 @@ def _collect(settled: Settled, sources: Sequence[PartSource]) -> tuple[States, t
     if view is not None:
         points += [view.rows(half, batch, pos) for half in states.halves]
     own_states, parts = States(points[-len(states.halves) :]), gather(sources, kept[len(own) :])
-    _check_finite(settled, States(points), settled.states.state_labels[-len(points) :])
-    if parts:
-        check_parts(settled.host, parts, dict(zip(states.halves, own_states, strict=True)))
     if states.base == "zero":
         none = own_states.rows(0, torch.arange(0))
         points.insert(0, none.new_zeros(1, none.shape[1]).expand(len(batch), -1))
     if settled.baseline_rows is not None:
         points.insert(0, settled.baseline_rows)
+    _check_finite(settled, States(points))
+    if parts:
+        check_parts(settled.host, parts, dict(zip(states.halves, own_states, strict=True)))
     return States(points), parts, logits
 
 
@@ -238,14 +238,20 @@ _WHOLE_ROWS = 8 * 2**20
 """Bytes of whole logits that are held at a time to look for the largest."""
 
 
-def _check_finite(settled: Settled, points: States, labels: Sequence[str]) -> None:
-    for index, label in enumerate(labels):
+def _check_finite(settled: Settled, points: States) -> None:
+    for index, label in enumerate(settled.states.state_labels):
         some = torch.arange(len(settled.positions.rows[0])).split(max(1, _AT_A_TIME // settled.host.d_model))
         good = torch.cat([points.rows(index, tokens).isfinite().all(-1) for tokens in some])
         if not bool(good.all()):
+            given = index == 0 and settled.baseline_rows is not None
+            advice = (
+                "Give a baseline of finite numbers"
+                if given
+                else "Look at the run that made it (an overflow in half precision, a hook that divides by zero)"
+            )
             raise ValueError(
-                f"the state {label} holds NaN or infinite numbers at {_where(settled.positions, ~good)}. Look at the run that "
-                "made it (an overflow in half precision, a hook that divides by zero); no readout of it means anything."
+                f"the state {label} holds NaN or infinite numbers at {_where(settled.positions, ~good)}. {advice}; no readout of "
+                "it means anything."
             )
 
 

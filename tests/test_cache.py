@@ -544,7 +544,7 @@ def test_states_that_are_none(kind: str, spoil: Any, error: type[Exception], wor
 @each_kind
 def test_numbers_of_the_caller_that_are_not_finite(kind: str) -> None:
     model = subject(kind).model
-    with pytest.raises(ValueError, match="baseline holds NaN or infinite"):
+    with pytest.raises(ValueError, match=r"the state baseline holds NaN .* Give a baseline of finite numbers"):
         ig_lens(model, BATCH, baseline=torch.full((D_MODEL,), float("nan")))
     with pytest.raises(ValueError, match="lens= gives NaN or infinite numbers for state 1"):
         ig_lens(model, BATCH, lens=lambda state, index: state / (0 if index == 1 else 1))
