@@ -51,10 +51,13 @@ def in_turn(calls: Mapping[str, Callable[[], object]], turns: int) -> dict[str, 
     return {name: [each[name] for each in rounds] for name in calls}
 
 
-def in_children(module: str, arguments: Sequence[str], turns: int) -> list[list[float]]:
+def in_children(
+    module: str, arguments: Sequence[str], turns: int, environment: Mapping[str, str] = {}
+) -> list[list[float]]:
     """The numbers that a module prints on its last line, of processes of their own."""
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(turns)]
+    own = {**os.environ, **environment}
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True, env=own).stdout for _ in range(turns)]
     return [[float(number) for number in run.splitlines()[-1].split()] for run in runs]
 
 

@@ -77,7 +77,7 @@ LINES: tuple[Ratio | Amount, ...] = (
     ),
     Amount(
         "extra peak of `ig_lens`, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB",
-        "the same: mostly the work space of the product",
+        "the same; results and notes of each row are a tenth of it",
     ),
     Amount(
         "extra peak of `logit_lens`, 256 tokens x 31 states", "logit_lens, extra peak, 256 tokens x 31 states", 1e6, "MB",

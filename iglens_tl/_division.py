@@ -86,9 +86,9 @@ def part_of(label: str, segment: int, own: bool = False) -> Part:
     raise AssertionError(f"no kind of part is labelled {label!r}")
 
 
-def row_slices(n_rows: int, d_model: int, budget: int | None, most: int = 256) -> list[slice]:
+def row_slices(n_rows: int, d_model: int, budget: int, most: int = 256) -> list[slice]:
     """Rows few enough for `most` parts of them to fit the budget (bytes)."""
-    size = max(1, (budget or 2**26) // (8 * d_model * most))
+    size = max(1, budget // (8 * d_model * most))
     return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
 

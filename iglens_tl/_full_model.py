@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from iglens_tl._core.readout import levels_of_logits
+from iglens_tl._core.levels import levels_of_logits
 from iglens_tl._model.host import Host
 from iglens_tl._model.states import hook_name
 

@@ -18,9 +18,7 @@ from iglens_tl._shares import Part
 from iglens_tl._trajectory import Trajectory
 
 
-def orders(
-    run: Trajectory, parts: Sequence[Part], metric: str, budget: int | None
-) -> tuple[Tensor | None, Tensor | None]:
+def orders(run: Trajectory, parts: Sequence[Part], metric: str) -> tuple[Tensor | None, Tensor | None]:
     """Credits `[part, batch, pos]` with attention first and with the MLP first.
 
     NaN for a segment that is not one block with a state between its sublayers; None and None where no segment is.
@@ -33,7 +31,7 @@ def orders(
         start = run.stream[segment]
         middles += [_plus(start, attention), _plus(start, mlp)]
     ends = [run.path.states[i] for segment in blocks for i in (segment, segment + 1)]
-    read = read_states(run.readout, Path([*middles, *ends], run.path.groups), budget).value(metric)
+    read = read_states(run.readout, Path([*middles, *ends], run.path.groups)).value(metric)
     values = read.reshape(2, len(blocks), 2, -1)
     found = {segment: values[:, i] for i, segment in enumerate(blocks)}
     rows = [_of_part(part, found) for part in parts]

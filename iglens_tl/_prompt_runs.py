@@ -54,10 +54,10 @@ def prompts_in(run: Trajectory) -> Iterator[PromptRead]:
             yield PromptRead(row[real], torch.searchsorted(real.nonzero()[:, 0], own))
 
 
-def read_all(run: Trajectory, states: Sequence[Tensor], metric: str, n_samples: int, budget: int | None) -> Reading:
+def read_all(run: Trajectory, states: Sequence[Tensor], metric: str, n_samples: int) -> Reading:
     """Read states `[tokens, d_model]`: the clean one, which is checked against the model, and samples of all others."""
     path = Path(states, run.path.groups)
-    levels = read_states(run.readout, path, budget)
+    levels = read_states(run.readout, path)
     if run.said is not None:
         check_against_model(replace(run, path=path), levels.at(slice(0, path.n_tokens)), run.said)
 

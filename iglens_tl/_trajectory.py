@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.readout import BLOCK_ELEMENTS, Levels, Readout, levels_in_blocks, levels_of_logits
+from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels, wide
+from iglens_tl._core.readout import Readout, levels_in_blocks
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._core.states import Rows, States
 from iglens_tl._model.answers import Ids, refuse_overlap
@@ -95,7 +96,7 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     Args:
         request: what the caller asked for.
         unit: one of `parts.UNITS`, to collect the additive parts of the stream in the same pass; None for none.
-        budget: bytes that logits may take at a time.
+        budget: `max_memory` in bytes, or None; see `readout_of`.
 
     Raises:
         UnsupportedModelError: where the parts do not add up to the states, or the model does not expose them.
@@ -105,13 +106,17 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     host, plan = settled.host, settled.positions
     sources = [] if unit is None else part_sources(host, unit)
     points, groups_of_parts, logits = _collect(settled, sources)
-    readout = readout_of(host, request.dtype)
-    ids, wrong, last_levels = _resolve(settled, request, readout, points, logits, budget)
+    readout = readout_of(host, request.dtype, budget)
+    _check_finite(settled, points, readout)
+    if groups_of_parts:
+        own_states = points[-len(settled.states.halves) :]
+        check_parts(host, groups_of_parts, dict(zip(settled.states.halves, own_states, strict=True)))
+    ids, wrong, last_levels = _resolve(settled, request, readout, points, logits)
     if wrong is not None:
         refuse_overlap(ids, wrong, plan.mask)
     path = points if request.lens is None else _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
-    said = None if logits is None else _levels_said(logits, plan, groups)
+    said = None if logits is None else _levels_said(readout, logits, plan, groups)
     return Trajectory(
         host=host,
         readout=readout,
@@ -151,9 +156,6 @@ def _collect(settled: Settled, sources: Sequence[PartSource]) -> tuple[States, t
         points.insert(0, none.new_zeros(1, none.shape[1]).expand(len(batch), -1))
     if settled.baseline_rows is not None:
         points.insert(0, settled.baseline_rows)
-    _check_finite(settled, States(points))
-    if parts:
-        check_parts(settled.host, parts, dict(zip(states.halves, own_states, strict=True)))
     return States(points), parts, logits
 
 
@@ -166,29 +168,29 @@ def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tens
     return run_and_collect(host, prompts.tokens.to(host.device), None if mask is None else mask.to(host.device), wanted)
 
 
-def _blocks(logits: Tensor, plan: PositionPlan) -> Iterator[tuple[slice, Tensor]]:
-    """The selected rows of the model's logits, a few at a time and at least in float32."""
+def _blocks(readout: Readout, logits: Tensor, plan: PositionPlan) -> Iterator[tuple[slice, Tensor]]:
+    """Copies of the selected rows of the model's logits, a few at a time and at least in float32."""
     batch, pos = (index.to(logits.device) for index in plan.rows)
-    size = max(1, BLOCK_ELEMENTS // logits.shape[-1])
+    few = replace(readout, budget=min(readout.budget, 16 * readout.block_elements))
+    size = few.rows_per_chunk(copies=3)  # as they are, in float32, and room to reduce them
     for start in range(0, len(batch), size):
         rows = slice(start, start + size)
-        block = logits[batch[rows], pos[rows]]
-        yield rows, block if block.dtype == torch.float64 else block.float()
+        yield rows, wide(logits[batch[rows], pos[rows]])
 
 
-def _levels_said(logits: Tensor, plan: PositionPlan, groups: Sequence[Tensor]) -> Levels:
-    def ids(rows: slice) -> list[Tensor]:
-        return [group[rows].to(logits.device) for group in groups]
-
+def _levels_said(readout: Readout, logits: Tensor, plan: PositionPlan, groups: Sequence[Tensor]) -> Levels:
     with torch.no_grad():
         found = Levels.empty(len(groups), len(plan.rows[0]))
-        for rows, block in _blocks(logits, plan):
-            found.put(rows.start, levels_of_logits(block, ids(rows)).cpu())
+        for rows, block in _blocks(readout, logits, plan):
+            ids = [group[rows].to(logits.device) for group in groups]
+            for first, part in levels_in_blocks(readout, block, ids, rows.start):
+                found.put(first, part)
+            del block  # or it would still be held while the next one is made
     return found
 
 
 def _resolve(
-    settled: Settled, request: Request, readout: Readout, points: States, logits: Tensor | None, budget: int | None
+    settled: Settled, request: Request, readout: Readout, points: States, logits: Tensor | None
 ) -> tuple[Ids, Ids | None, Levels | None]:
     """Target and incorrect ids `[batch, pos, width]`, `TOP` looked up in the model's logits or read from its last state.
 
@@ -198,50 +200,54 @@ def _resolve(
     if ids is not None and request.incorrect_targets is not TOP:
         return ids, wrong, None
     if logits is not None:
-        top, levels = torch.cat([block.argmax(-1).cpu() for _, block in _blocks(logits, settled.positions)]), None
+        top, levels = torch.empty(int(mask.sum()), dtype=torch.int64), None
+        for rows, block in _blocks(readout, logits, settled.positions):
+            top[rows] = block.argmax(-1).cpu()
+            del block
     else:
         asked = [ids] if request.incorrect_targets is None else [ids, wrong]
-        top, levels = _read_top(
-            readout, points, [None if grid is None else grid[mask] for grid in asked], budget, int(mask.sum())
-        )
+        groups = [None if grid is None else grid[mask] for grid in asked]
+        top, levels = _read_top(readout, points, groups, int(mask.sum()))
     grid = torch.full((*mask.shape, 1), -1)
     grid[mask] = top[:, None]
     return grid if ids is None else ids, grid if request.incorrect_targets is TOP else wrong, levels
 
 
-def rows_for_top(readout: Readout, budget: int | None) -> int:
+def rows_for_top(readout: Readout) -> int:
     """How many last states are read at a time, whole, to say what `TOP` is."""
-    most = readout.default_budget if budget is None else budget
-    return readout.rows_per_chunk(min(most, _WHOLE_ROWS), copies=2)
+    return readout.rows_per_chunk(copies=2, budget=min(readout.budget, _WHOLE_ROWS))
 
 
-def _read_top(
-    readout: Readout, points: States, groups: Sequence[Tensor | None], budget: int | None, n_rows: int
-) -> tuple[Tensor, Levels]:
+def _read_top(readout: Readout, points: States, groups: Sequence[Tensor | None], n_rows: int) -> tuple[Tensor, Levels]:
     """The most probable token of each row, and the levels of groups of targets, of which None stands for that token."""
     tops, levels = torch.empty(n_rows, dtype=torch.int64), Levels.empty(len(groups), n_rows)
     with torch.no_grad():
-        for rows in torch.arange(n_rows).split(rows_for_top(readout, budget)):
+        for rows in torch.arange(n_rows).split(rows_for_top(readout)):
             logits = readout.logits(points.rows(-1, rows))
             top = logits.argmax(-1, keepdim=True)
             tops[rows] = top[:, 0].cpu()
             ids = [top if group is None else group[rows].to(logits.device) for group in groups]
             for first, part in levels_in_blocks(readout, logits, ids, int(rows[0])):
                 levels.put(first, part)
+            del logits
     return tops, levels
 
 
-_AT_A_TIME = 1 << 18
+_AT_A_TIME = 1 << 16
 """Elements of states that are looked at together."""
 
 _WHOLE_ROWS = 8 * 2**20
 """Bytes of whole logits that are held at a time to look for the largest."""
 
 
-def _check_finite(settled: Settled, points: States) -> None:
+def _check_finite(settled: Settled, points: States, readout: Readout) -> None:
+    n_rows = len(settled.positions.rows[0])
+    some = torch.arange(n_rows).split(readout.rows_at_a_time(2, 8, _AT_A_TIME))
     for index, label in enumerate(settled.states.state_labels):
-        some = torch.arange(len(settled.positions.rows[0])).split(max(1, _AT_A_TIME // settled.host.d_model))
-        good = torch.cat([points.rows(index, tokens).isfinite().all(-1) for tokens in some])
+        good = torch.empty(n_rows, dtype=torch.bool)
+        for tokens in some:
+            low, high = points.rows(index, tokens).aminmax(dim=-1)  # of a NaN both are NaN
+            good[tokens] = (low.isfinite() & high.isfinite()).cpu()
         if not bool(good.all()):
             given = index == 0 and settled.baseline_rows is not None
             advice = (
@@ -275,24 +281,27 @@ def _through_lens(lens: Lens, points: States, states: StatePlan, readout: Readou
     return mapped
 
 
-def read_last(run: Trajectory, budget: int | None = None) -> Levels:
+def read_last(run: Trajectory) -> Levels:
     """Levels at the last state alone, `[.., rows]`; checked, and refused, as `read_checked` does."""
     states = replace(run.states, halves=run.states.halves[-1:], base="embed")
-    return read_checked(replace(run, states=states, path=Path(run.path.states[-1:], run.path.groups)), budget)
+    return read_checked(replace(run, states=states, path=Path(run.path.states[-1:], run.path.groups)))
 
 
-def read_checked(run: Trajectory, budget: int | None) -> Levels:
-    """Levels at every state, `[.., (K + 1) * rows]`, checked against what the model itself said.
+def read_checked(run: Trajectory, metric: str = "prob") -> Levels:
+    """Levels at every state, `[.., (K + 1) * rows]`, as far as the metric needs them; checked against what the model said.
 
     Raises:
         ReadoutMismatchError: where the last state does not read as the model's own probability.
         ValueError: for logits that are not finite.
     """
     states, last = run.path.states, run.last_levels
+    fields = FIELDS if run.said is not None else FIELDS_OF[metric]
     if last is None:
-        return checked(run, read_states(run.readout, run.path, budget))
-    before = [read_states(run.readout, Path(states[:-1], run.path.groups), budget)] if len(states) > 1 else []
-    return checked(run, Levels.join([*before, last]))
+        return checked(run, read_states(run.readout, run.path, fields=fields))
+    levels = Levels.empty(len(run.path.groups), len(states) * run.path.n_tokens, fields)
+    levels.put(0, read_states(run.readout, Path(states[:-1], run.path.groups), fields=fields))
+    levels.put((len(states) - 1) * run.path.n_tokens, last)
+    return checked(run, levels)
 
 
 def checked(run: Trajectory, levels: Levels) -> Levels:
@@ -300,7 +309,7 @@ def checked(run: Trajectory, levels: Levels) -> Levels:
     if run.said is not None:
         _check_said(run, run.said)
     n = run.path.n_tokens
-    good = (levels.log_top.isfinite() & levels.logit.isfinite().all(0)).reshape(-1, n).all(1)
+    good = levels.log_target.isfinite().all(0).reshape(-1, n).all(1)
     if not bool(good.all()):
         labels = [label for label, fine in zip(run.states.state_labels, good.tolist(), strict=True) if not fine]
         wider = torch.float32 if run.readout.dtype.itemsize < 4 else torch.float64

@@ -153,7 +153,7 @@ def ablate_layers(
     )
     sites = sites_of(host, kind.component, chosen)
     states = _ablated(run, kind, chosen, source, tally, size, progress)
-    reading = read_all(run, states, metric, kind.n_samples, budget)
+    reading = read_all(run, states, metric, kind.n_samples)
     settings = _settings(request, run, kind, chosen, source, tally)
     return _result(run, reading, kind, metric, [(label, block) for label, block, _ in sites], settings, tally)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import ESTIMATORS, METRICS, memory_size, one_of, whole_number
-from iglens_tl._core.readout import Levels
+from iglens_tl._core.levels import Levels
 from iglens_tl._core.segments import integrate, read_steps
 from iglens_tl._request import Lens, Request
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, trajectory
@@ -91,10 +91,13 @@ def ig_lens(
         logits: the model's logits `[batch, pos, d_vocab_out]` beside a cache, so that the last state can be checked.
         attention_mask: `[batch, pos]` of 0 and 1, beside token ids.
         prepend_bos: as TransformerLens's `to_tokens`, for strings.
-        max_memory: bytes ("2GB") that logits and what is made of them may take at a time, one row of them at least. None is an
-            eighth of what is free, at most 64 MiB on a CPU (more is no faster) and 512 MiB on an accelerator. A CPU reads a
-            plain unembedding in tiles and takes a few MB whatever is allowed. What comes on top: a few hundred states on
-            their way, the results, the product's own work space, and the copy of the unembedding that another `dtype` needs.
+        max_memory: bytes ("2GB") that the call may take at its peak, beyond the model and its forward pass, the states (of the
+            cache, kept by the pass, or made by a `lens`) and what it returns: logits, rows on their way, the copies that norm
+            and checks make, and an unembedding cast to another `dtype`; one row of logits at least. On top come some 25 bytes a
+            row and a few MB a thread of the matrix product's own. None is an eighth of what is free, at most 64 MiB on a CPU
+            (more is no faster; a plain unembedding is read in tiles and takes some 10 MB) and 512 MiB on an accelerator,
+            beside a cast copy of the unembedding for gradients, or for `TOP` of a cache, where that fits an eighth of what is
+            free, too.
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.
@@ -116,15 +119,15 @@ def ig_lens(
     if metric == "logit":
         refuse_sets(request, 'metric="logit"')
     run = trajectory(request, budget=budget)
-    levels = read_checked(run, budget)
+    levels = read_checked(run, metric)
     values = levels.value(metric).reshape(run.path.n_segments + 1, -1)
     steps = None
     if estimator == "prediction_aware":
         credits = values.diff(dim=0)
         if n_steps > 1:
-            steps = read_steps(run.readout, run.path, values, metric, n_steps, budget)
+            steps = read_steps(run.readout, run.path, values, metric, n_steps)
     else:
-        credits = integrate(run.readout, run.path, metric, estimator, n_steps, budget)
+        credits = integrate(run.readout, run.path, metric, estimator, n_steps)
     settings = _settings(request, metric, n_steps, run)
     return result_of(run, levels, values, credits, steps, metric, estimator, settings)
 

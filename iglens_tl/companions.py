@@ -34,7 +34,8 @@ from torch import Tensor
 
 from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import memory_size, one_of, whole_number
-from iglens_tl._core.readout import Levels
+from iglens_tl._core.levels import Levels
+from iglens_tl._core.readout import Readout
 from iglens_tl._core.spectrum import Spectrum, read_spectrum
 from iglens_tl._model.direction import Direction, direction_of
 from iglens_tl._model.parts import UNITS
@@ -81,13 +82,12 @@ def logit_lens(
         UnsupportedModelError, ReadoutMismatchError, MissingActivationError, ValueError, TypeError: as `ig_lens`.
     """
     top_k = whole_number("top_k", top_k, 1)
-    budget = memory_size(max_memory)
     request = Request(
         model_or_cache, input, targets, incorrect_targets, cache, positions, layers, incl_mid, baseline, lens, dtype,
         logits, attention_mask, prepend_bos,
     )  # fmt: skip
-    run = trajectory(request, budget=budget)
-    levels, spectrum = read_spectrum(run.readout, run.path, top_k, budget)
+    run = trajectory(request, budget=memory_size(max_memory))
+    levels, spectrum = read_spectrum(run.readout, run.path, top_k)
     return _lens_result(run, checked(run, levels), spectrum, settings_of(request, run))
 
 
@@ -174,7 +174,7 @@ def direct_logit_attribution(
     read_last(run)
     direction = direction_of(run.host, run.path.states[-1], run.path.groups)
     labels, shares = zip(*_shares(run, direction), strict=True)
-    attribution, logit = torch.cat(shares), logit_of(run, direction)
+    attribution, logit = torch.cat(shares), logit_of(run.readout, run.path.states[-1], run.path.groups, direction)
     return DLAResult(
         attribution=run.on_grid(attribution),
         logit=run.on_grid(logit),
@@ -197,15 +197,15 @@ def _shares(run: Trajectory, direction: Direction) -> Iterator[tuple[Sequence[st
             yield (label,), rows[None]
 
 
-def logit_of(run: Trajectory, direction: Direction) -> Tensor:
-    """The logit that DLA explains, as the model's readout gives it at the last state, `[rows]` in float64."""
-    plain, last = replace(run.readout, transform=None), run.path.states[-1]
-    size = plain.rows_per_chunk(None)
-    parts: list[Tensor] = []
-    for start in range(0, len(last), size):
-        rows = slice(start, start + size)
-        parts.append(direction.logit(plain.logits(last[rows]), [ids[rows] for ids in run.path.groups]))
-    return torch.cat(parts)
+def logit_of(readout: Readout, last: Tensor, groups: Sequence[Tensor], direction: Direction) -> Tensor:
+    """The logit that DLA explains, as the model's readout gives it at last states `[rows, d_model]`, `[rows]` in float64."""
+    plain = replace(readout, transform=None)
+    found = torch.empty(len(last), dtype=torch.float64)
+    for rows in torch.arange(len(last)).split(plain.rows_per_chunk(copies=5)):
+        logits = plain.logits(last[rows.to(last.device)])
+        found[rows] = direction.logit(logits, [ids[rows] for ids in groups])
+        del logits
+    return found
 
 
 def quantity(direction: Direction, difference: bool) -> str:

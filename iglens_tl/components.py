@@ -34,7 +34,7 @@ from tqdm import tqdm
 from iglens_tl._asked import refuse_sets, settings_of
 from iglens_tl._checks import METRICS, QuadratureError, memory_size, one_of, shorten, whole_number
 from iglens_tl._core.averaging import Averages, average_gradients, gradients_at
-from iglens_tl._core.readout import Levels
+from iglens_tl._core.levels import Levels
 from iglens_tl._core.segments import Path
 from iglens_tl._division import Shares, Stretch, longest, row_slices, share
 from iglens_tl._layout import merged_label
@@ -98,7 +98,9 @@ def split(
         lens: as in `ig_lens`. A part is credited with what the lens of the segment's end makes of it, exactly for a lens
             that is affine; the change from one lens to the next is a part `lens`, and what the lens bends, `remainder`.
         dtype: of the readout; None is float64.
-        max_memory: bytes that a chunk of logits may take.
+        max_memory: as in `ig_lens`, half of it for the gradients of the segments that are worked on (more where a single
+            segment needs more than 64 of them). The averaged gradients themselves, `[segment, rows, d_model]` in float64, come
+            on top.
 
     Returns:
         A `SplitResult`. What the model's own additions round off is a part `rounding`; what parts of your own leave of a
@@ -123,19 +125,19 @@ def split(
     if metric == "logit":
         refuse_sets(request, 'metric="logit"')
     run = trajectory(request, None if isinstance(unit, Mapping) else unit, budget)
-    levels = read_checked(run, budget)
+    levels = read_checked(run, metric)
     way = run if path == "sequential" else _straightened(run)
     stretched = stretches(run, way, unit, request.lens)
-    slices = row_slices(run.path.n_tokens, run.host.d_model, budget)
-    averages = _averages(way, metric, stretched, slices, tolerance, max_nodes, budget)
-    last = gradients_at(run.readout, run.path, run.path.n_segments, metric, budget)
+    slices = row_slices(run.path.n_tokens, run.host.d_model, run.readout.budget)
+    averages = _averages(way, metric, stretched, slices, tolerance, max_nodes)
+    last = gradients_at(run.readout, run.path, run.path.n_segments, metric)
     shares = [
         share(stretch, i, torch.stack([averages.directions[i], last]), slices, keep)
         for i, stretch in enumerate(stretched)
     ]
     settings = {"metric": metric, "n_steps": 1, **settings_of(request, run)}
     whole = _whole(way, levels, metric, settings, path)
-    return _split_of(run, levels, whole, shares, averages, unit, path, metric, tolerance, budget)
+    return _split_of(run, levels, whole, shares, averages, unit, path, metric, tolerance)
 
 
 def _tolerance(tolerance: Any, dtype: torch.dtype | None) -> float:
@@ -174,12 +176,11 @@ def _averages(
     slices: list[slice],
     tolerance: float,
     max_nodes: int,
-    budget: int | None,
 ) -> Averages:
     """The averaged gradients, or an error that names the segments which did not converge."""
     scale = torch.stack([longest(stretch, slices) for stretch in stretched])
     with tqdm(desc="gradients", unit="", delay=2, leave=False, disable=None) as bar:
-        found = average_gradients(run.readout, run.path, metric, scale, tolerance, max_nodes, budget, bar.update)
+        found = average_gradients(run.readout, run.path, metric, scale, tolerance, max_nodes, bar.update)
     bad = ~(found.error <= tolerance)
     if not bool(bad.any()):
         return found
@@ -215,14 +216,13 @@ def _split_of(
     path: str,
     metric: str,
     tolerance: float,
-    budget: int | None,
 ) -> SplitResult:
     parts = tuple(part for found in shares for part in found.parts)
     credits, linear = run.on_grid(torch.cat([found.credits for found in shares], dim=1))
     sums = torch.stack([run.on_grid(found.credits[0].sum(0)) for found in shares])
     first = (None, None)
     if unit == "sublayer" and path == "sequential" and not run.has_lens:
-        first = orders(run, parts, metric, budget)
+        first = orders(run, parts, metric)
     sequential = None
     if unit == "block" and path == "straight":
         sequential = _block_credits(run, parts, levels.value(metric).reshape(-1, run.path.n_tokens))

@@ -124,10 +124,7 @@ def context_need(
         given = foreign if reference is None else reference
         source = reference_for(host, given, "attn", range(host.n_layers), seed, tally, prepend_bos)
     found = _changed(run, contexts, source, n_foreign, seed, tally, size, progress)
-    read = {
-        name: read_all(run, rows, metric, n_foreign if name == "transplant" else 1, budget)
-        for name, rows in found.items()
-    }
+    read = {name: read_all(run, rows, metric, n_foreign if name == "transplant" else 1) for name, rows in found.items()}
     clean = next(iter(read.values())).value[:1]
     each = None if contexts is None else torch.cat([read["transplant"].samples, clean.expand(1, n_foreign, -1)])
     values = {name: torch.cat([reading.value[1:], clean]) for name, reading in read.items()}

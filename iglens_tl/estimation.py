@@ -22,7 +22,7 @@ from torch import Tensor
 
 from iglens_tl._checks import ESTIMATORS, memory_size, one_of, whole_number
 from iglens_tl._core.quadrature import quadrature
-from iglens_tl._core.segments import COPIES
+from iglens_tl._core.readout import COPIES, COPIES_OF_GRADIENTS
 from iglens_tl._model.head import readout_of
 from iglens_tl._request import Lens, Request, Settled, settle
 from iglens_tl._trajectory import ordinary_tensors, rows_for_top
@@ -43,8 +43,8 @@ class Estimate:
         flops: of the unembedding's matrix products, gradients included.
         chunk_rows: rows that are read at a time.
         logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
-            last states must say what `TOP` is; five times whole rows where gradients are taken): the extra memory, which
-            depends on neither layers nor tokens.
+            last states must say what `TOP` is; five times whole rows where gradients are taken): the part of the extra memory
+            that grows with the vocabulary, and with neither layers nor tokens. All of it stays within `max_memory`.
         state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers; 0 with a cache, where they stay.
         forwards: forward passes of the model: 1 with a model, 0 with a cache.
     """
@@ -109,17 +109,17 @@ def estimate(
         logits, attention_mask, prepend_bos,
     )  # fmt: skip
     settled = settle(request)
-    readout = readout_of(settled.host, dtype)
+    readout = readout_of(settled.host, dtype, budget)
     n_states, n_tokens = len(settled.states.state_labels), int(settled.positions.mask.sum())
     inner, nodes = _inner_points(estimator, n_steps)
     once, gradient_rows = n_states * n_tokens, (n_states - 1) * nodes * n_tokens
     of_top = n_tokens if _reads_top(settled, request) else 0  # of the last states, which only a lens makes read again
     again = of_top if request.lens is not None else 0
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
-    chunk, words = readout.tile(once, budget)
-    whole = min(of_top, rows_for_top(readout, budget)) * readout.d_vocab
+    chunk, words = readout.tile(once)
+    whole = min(of_top, rows_for_top(readout)) * readout.d_vocab
     if gradient_rows:
-        chunk, words = min(gradient_rows, readout.rows_per_chunk(budget, copies=COPIES)), COPIES * readout.d_vocab
+        chunk, words = min(gradient_rows, readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)), COPIES * readout.d_vocab
     item = torch.finfo(readout.dtype).bits // 8
     return Estimate(
         n_states=n_states,

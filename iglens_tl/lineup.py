@@ -23,7 +23,7 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import METRICS, memory_size, one_of, whole_number
-from iglens_tl._core.readout import Levels
+from iglens_tl._core.levels import Levels
 from iglens_tl._core.segments import Path
 from iglens_tl._model.direction import direction_of
 from iglens_tl._request import Lens, Request
@@ -124,7 +124,7 @@ def compare(
     for method in chosen:
         _COLUMNS[method][1](method, request)
     run = trajectory(request, budget=budget)
-    asked = _Asked(request, run, read_checked(run, budget), metric, n_steps, budget, progress)
+    asked = _Asked(request, run, read_checked(run, metric), metric, n_steps, budget, progress)
     return _comparison(asked, chosen, [_COLUMNS[method][0](method, asked) for method in chosen])
 
 
@@ -181,23 +181,29 @@ def _logit_lens(method: str, asked: _Asked) -> _Column:  # noqa: ARG001 -- as ab
 
 
 def _dla(method: str, asked: _Asked) -> _Column:  # noqa: ARG001 -- as above
-    run, stream = asked.run, asked.run.stream
-    direction = direction_of(run.host, stream[-1], run.path.groups)
-    shares = torch.cat([direction.share(state[None]) for state in stream])
-    outside = shares[0]
-    for rows in (direction.norm_bias, direction.unembed_bias):
-        outside = outside if rows is None else outside + rows
-    logit = logit_of(_before_the_lens(run), direction)
+    run = asked.run
+    stream, n_tokens = Path(run.stream, run.path.groups), run.path.n_tokens
+    shares = torch.empty(len(run.stream), n_tokens, dtype=torch.float64)
+    outside, logit = torch.empty(2, n_tokens, dtype=torch.float64)
+    for rows in torch.arange(n_tokens).split(run.readout.rows_at_a_time(_COPIES, 8, _AT_A_TIME)):
+        last, groups = stream.rows(-1, rows), stream.target_rows(rows)
+        direction = direction_of(run.host, last, groups)
+        for state in range(len(run.stream)):
+            shares[state, rows] = direction.share(stream.rows(state, rows)[None])[0]
+        biases = [found for found in (direction.norm_bias, direction.unembed_bias) if found is not None]
+        outside[rows] = torch.stack([shares[0, rows], *biases]).sum(0)
+        logit[rows] = logit_of(run.readout, last, groups, direction)
+    capped = direction_of(run.host, stream.rows(-1, torch.arange(0)), stream.target_rows(torch.arange(0)))
     meaning = (
         "what the segment adds to the logit, the final norm's scale frozen at the last state; outside: the first state's "
         "share, the norm's bias, b_U"
     )
-    name = f"{quantity(direction, asked.request.incorrect_targets is not None)}, no probability"
+    name = f"{quantity(capped, asked.request.incorrect_targets is not None)}, no probability"
     return _Column(shares.diff(dim=0), "logits", meaning, name, outside, logit)
 
 
-def _before_the_lens(run: Trajectory) -> Trajectory:
-    return replace(run, path=Path(run.stream, run.path.groups))
+_COPIES, _AT_A_TIME = 16, 1 << 18
+"""What becomes of a state in float64 on its way to DLA's direction and back, and numbers of states that go it together."""
 
 
 def _through_the_model(method: str, asked: _Asked) -> _Column:

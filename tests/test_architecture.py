@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = {
     "_core.quadrature": 10,
     "_core.distinct": 10,
+    "_core.levels": 10,
     "_core.states": 10,
     "_memory": 10,
     "_core.readout": 11,

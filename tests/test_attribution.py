@@ -562,7 +562,13 @@ def test_a_wider_readout_of_the_last_state_is_still_the_models(kind: str) -> Non
 @each_kind
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"n_steps": 3}, {"estimator": "trapezoid", "n_steps": 3}, {"incorrect_targets": 8, "dtype": torch.float64}],
+    [
+        {},
+        {"n_steps": 3},
+        {"estimator": "trapezoid", "n_steps": 3},
+        {"incorrect_targets": 8, "dtype": torch.float64},
+        {"estimator": "midpoint", "n_steps": 2, "dtype": torch.float64},
+    ],
     ids=str,
 )
 def test_the_budget_changes_no_number(kind: str, arguments: dict[str, Any]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from iglens_tl._core.averaging import average_gradients, clenshaw_curtis
-from iglens_tl._core.readout import Readout
+from iglens_tl._core.readout import DEFAULT_BUDGET, Readout
 from iglens_tl._core.segments import Path
 from tests import oracles
 
@@ -40,8 +42,9 @@ def tops(model: oracles.Head, state: torch.Tensor) -> list[int]:
 def averaged(model: oracles.Head, points: list[torch.Tensor], targets: list[int], **settings):
     path = Path(points, [torch.tensor(targets)[:, None]])
     scale = torch.stack(points).diff(dim=0).norm(dim=-1)
+    readout = dataclasses.replace(readout_of(model), budget=settings.pop("budget", DEFAULT_BUDGET))
     settings = {"metric": "prob", "tolerance": 1e-6, "max_nodes": 4097, **settings}
-    return average_gradients(readout_of(model), path, scale=scale, **settings)
+    return average_gradients(readout, path, scale=scale, **settings)
 
 
 def fixed_rule(model: oracles.Head, start, end, target: int, n: int = 512) -> torch.Tensor:
@@ -123,7 +126,7 @@ def test_no_more_than_twice_the_nodes_of_a_fixed_rule_on_the_hardest_segment(sca
 def test_rows_chunks_and_blocks_change_nothing():
     model, points, targets = head(3.0), states(4, 5), [1, 2, 3, 4, 5]
     whole = averaged(model, points, targets)
-    pieces = averaged(model, points, targets, budget=8 * D_VOCAB * 5 * 7)
+    pieces = averaged(model, points, targets, budget=2 * 8 * (D_VOCAB * 6 + D_MODEL * 24) * 7)
     assert torch.equal(whole.nodes, pieces.nodes)
     assert (whole.directions - pieces.directions).abs().max() <= 1e-15
 

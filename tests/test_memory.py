@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -12,13 +16,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from iglens_tl import _memory
+from iglens_tl import NEXT, _memory, compare, ig_lens, logit_lens
+from iglens_tl._checks import memory_size
 from iglens_tl._core.readout import DEFAULT_BUDGET, Readout
-from iglens_tl._core.segments import Path, read_states
+from iglens_tl._core.segments import Path, integrate, read_states, read_steps
 from iglens_tl._core.spectrum import read_spectrum
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import host_of
-from tests.subjects import one_kind, subject
+from tests.subjects import each_kind, one_kind, subject, tiny
 
 CPU = torch.device("cpu")
 
@@ -42,7 +47,7 @@ def test_of_a_gpu_what_torch_keeps_and_does_not_use_is_free(monkeypatch) -> None
 @pytest.mark.parametrize(("free", "budget"), [(80_000, 10_000), (2**40, DEFAULT_BUDGET)], ids=["little", "plenty"])
 def test_a_readout_takes_a_share_of_what_is_free(kind, free, budget, monkeypatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    assert readout_of(host_of(subject(kind).model)).default_budget == budget
+    assert readout_of(host_of(subject(kind).model)).budget == budget
 
 
 class Ledger(TorchDispatchMode):
@@ -69,30 +74,98 @@ def tensors(of: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(of) if isinstance(leaf, torch.Tensor)]
 
 
-WORDS, WIDTH, TOKENS, STATES = 20_000, 16, 60, 5
-READINGS = {
+SHAPES = {"many words": (16, 20_000, 60), "a wide model": (2048, 600, 200)}
+"""Width, words, tokens: logits are most of it, or the states are."""
+
+STATES = 5
+READINGS: dict[str, Callable[[Readout, Path], object]] = {
     "tiles": read_states,
-    "whole rows": lambda readout, path, budget: read_states(dataclasses.replace(readout, linear=None), path, budget),
-    "soft-cap": lambda readout, path, budget: read_states(
-        dataclasses.replace(readout, transform=torch.tanh), path, budget
+    "cast in tiles": lambda readout, path: read_states(replace(readout, dtype=torch.float64), path),
+    "whole rows": lambda readout, path: read_states(replace(readout, linear=None), path),
+    "soft-cap": lambda readout, path: read_states(replace(readout, transform=soft_cap), path),
+    "steps": lambda readout, path: read_steps(readout, path, torch.zeros(STATES, path.n_tokens), "prob", 3),
+    "integrated": lambda readout, path: integrate(readout, path, "prob", "midpoint", 2),
+    "integrated under a soft-cap": lambda readout, path: integrate(
+        replace(readout, transform=soft_cap), path, "prob", "midpoint", 2
     ),
-    "spectrum": lambda readout, path, budget: read_spectrum(readout, path, 5, budget),
+    "spectrum": lambda readout, path: read_spectrum(readout, path, 5),
 }
 
 
-@pytest.mark.parametrize("budget", [2_000_000, 8_000_000, None], ids=str)
+def soft_cap(logits: torch.Tensor) -> torch.Tensor:
+    return 30.0 * torch.tanh(logits / 30.0)
+
+
+def layer_norm(rows: torch.Tensor) -> torch.Tensor:
+    """As TransformerLens writes it out, with all that it makes on the way."""
+    centred = rows - rows.mean(-1, keepdim=True)
+    scale = (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    return (centred / scale) * torch.ones(rows.shape[-1], dtype=rows.dtype) + torch.zeros(
+        rows.shape[-1], dtype=rows.dtype
+    )
+
+
+@pytest.mark.parametrize("budget", [2_000_000, 8_000_000], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("reading", READINGS)
-def test_reading_takes_no_more_than_it_may(reading, budget) -> None:
+def test_reading_takes_no_more_than_it_may(reading, shape, budget) -> None:
+    width, words, n_tokens = SHAPES[shape]
     draw = torch.Generator().manual_seed(0)
-    weight = torch.randn(WIDTH, WORDS, generator=draw)
+    weight = torch.randn(width, words, generator=draw)
 
     def unembed(rows: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         return torch.mm(rows, weight, out=out)
 
-    readout = Readout(lambda rows: rows, unembed, None, WIDTH, WORDS, CPU, torch.float32, (weight, None), 3_000_000)
-    path = Path([torch.randn(TOKENS, WIDTH, generator=draw) for _ in range(STATES)], [torch.arange(TOKENS)[:, None]])
+    readout = Readout(layer_norm, unembed, None, width, words, CPU, torch.float32, (weight, None), budget)
+    path = Path(
+        [torch.randn(n_tokens, width, generator=draw) for _ in range(STATES)], [torch.arange(n_tokens)[:, None]]
+    )
     with Ledger() as ledger:
-        READINGS[reading](readout, path, budget)
-    allowed = readout.default_budget if budget is None else budget
-    results = 20 * 8 * TOKENS * STATES  # what is found of every row, and its copies in another order
-    assert WORDS * 4 <= ledger.peak <= allowed + results
+        READINGS[reading](readout, path)
+    results = 150 * n_tokens * STATES  # what is found of every row, and its copies in another order
+    assert 0.1 * budget < ledger.peak <= budget + results
+
+
+CALLS: dict[str, Callable[..., object]] = {
+    "default": ig_lens,
+    "float64": partial(ig_lens, dtype=torch.float64),
+    "bfloat16": partial(ig_lens, dtype=torch.bfloat16),
+    "the next token": partial(ig_lens, targets=NEXT),
+    "incorrect targets": partial(ig_lens, targets=7, incorrect_targets=8),
+    "steps": partial(ig_lens, n_steps=3),
+    "integrated": partial(ig_lens, estimator="gauss_legendre", n_steps=1, layers=[1]),
+    "integrated in float64": partial(ig_lens, estimator="gauss_legendre", n_steps=1, layers=[1], dtype=torch.float64),
+    "logit_lens": logit_lens,
+    "compare": compare,
+}
+
+
+@functools.cache
+def asked(kind: str, width: int) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
+    """A model with many words, a cache of two prompts, their tokens and logits."""
+    model = tiny(kind, d_vocab=8_000, d_model=width, n_heads=4, d_head=width // 4)
+    tokens = (torch.arange(40).reshape(2, 20) * 331) % 8_000
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(tokens)
+    return model, cache, tokens, logits
+
+
+@pytest.mark.parametrize("budget", ["500kB", "2MB"])
+@pytest.mark.parametrize("width", [32, 512])
+@pytest.mark.parametrize("with_logits", [False, True], ids=["no logits", "logits"])
+@pytest.mark.parametrize("call", CALLS)
+@each_kind
+def test_a_call_takes_no_more_than_max_memory(kind, call, with_logits, width, budget) -> None:
+    _, cache, tokens, logits = asked(kind, width)
+    given = (
+        {"logits": logits} if with_logits and call != "bfloat16" else {}
+    )  # of which a lower precision would be refused
+    with Ledger() as ledger:
+        CALLS[call](cache, tokens, positions=None, max_memory=budget, **given)
+    n_rows = 40 * len(cache_states(cache))
+    results = 150 * n_rows
+    assert ledger.peak <= memory_size(budget) + results
+
+
+def cache_states(cache: Any) -> list[str]:
+    return [name for name in cache if name.endswith(("hook_resid_pre", "hook_resid_post"))]

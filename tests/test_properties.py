@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from iglens_tl import IGLensResult, ig_lens
 from iglens_tl._core import readout as core
+from iglens_tl._core.levels import PAD, Levels, levels_of_logits
 from iglens_tl._core.quadrature import RULES, quadrature
-from iglens_tl._core.readout import PAD, Levels, Readout, levels_of_logits, read, value_and_gradient
+from iglens_tl._core.readout import Readout, read, value_and_gradient
 from iglens_tl._core.segments import Path, integrate, read_states, read_steps
 from tests.models import BATCH
 from tests.subjects import KINDS, N_LAYERS, cached, one_kind, residual_names, subject
@@ -72,7 +73,8 @@ def paths(draw_from: Any) -> tuple[Readout, Path]:
 
 
 def values_of(readout: Readout, path: Path, metric: str, budget: int | None = None) -> torch.Tensor:
-    return read_states(readout, path, budget).value(metric).reshape(path.n_segments + 1, path.n_tokens)
+    readout = readout if budget is None else dataclasses.replace(readout, budget=budget)
+    return read_states(readout, path).value(metric).reshape(path.n_segments + 1, path.n_tokens)
 
 
 # --- Segments ----------------------------------------------------------------------------------------------------
@@ -138,10 +140,11 @@ def test_no_budget_changes_a_number(made: tuple[Readout, Path], metric: str, bud
     readout, path = made
     values = values_of(readout, path, metric)
     torch.testing.assert_close(values_of(readout, path, metric, budget), values, **EXACT)
+    little = dataclasses.replace(readout, budget=budget)
     steps = read_steps(readout, path, values, metric, 3)
-    torch.testing.assert_close(read_steps(readout, path, values, metric, 3, budget), steps, **EXACT)
+    torch.testing.assert_close(read_steps(little, path, values, metric, 3), steps, **EXACT)
     whole = integrate(readout, path, metric, rule, 2)
-    torch.testing.assert_close(integrate(readout, path, metric, rule, 2, budget), whole, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(integrate(little, path, metric, rule, 2), whole, rtol=1e-9, atol=1e-10)
 
 
 @many
@@ -156,8 +159,8 @@ def test_every_row_is_read_once_in_chunks_within_the_budget(made: tuple[Readout,
         seen.append(rows)
         return readout.norm(rows)
 
-    counting = dataclasses.replace(readout, norm=norm)
-    levels = read(counting, lambda i: stacked[i], lambda i: [group[i] for group in ids], len(stacked), budget)
+    counting = dataclasses.replace(readout, norm=norm, budget=budget)
+    levels = read(counting, lambda i: stacked[i], lambda i: [group[i] for group in ids], len(stacked))
     assert torch.equal(torch.cat(seen), stacked), "every row once, in order"
     assert max(map(len, seen)) <= max(1, budget // (8 * readout.d_vocab))
     torch.testing.assert_close(levels.log_target, read_states(readout, path).log_target, **EXACT)

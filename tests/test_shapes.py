@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from iglens_tl._core.readout import Readout, levels_of_logits
+from iglens_tl._core.levels import levels_of_logits
+from iglens_tl._core.readout import Readout
 from iglens_tl._plan import plan_positions
 from tests.shapes import ShapeError
 

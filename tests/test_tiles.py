@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from iglens_tl import NEXT, Estimate, estimate, ig_lens
-from iglens_tl._core.readout import TILE_ROWS, Readout, read
+from iglens_tl._core.readout import TILE_ROWS, Readout, read, value_and_gradient
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import host_of
-from tests.subjects import D_VOCAB, ROWS, cached, each_kind, padded, subject
+from tests.subjects import D_VOCAB, ROWS, cached, each_kind, padded, subject, tiny
 
 D_MODEL, WORDS, N = 24, 997, 700  # more rows than a tile has, and a vocabulary that no tile divides
 GROUPS = ((1,), (3,), (2, 1))
@@ -54,7 +55,8 @@ def in_words(logits: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def all_read(readout: Readout, rows: torch.Tensor, groups: list[torch.Tensor], budget: int | None = None):
-    return read(readout, lambda i: rows[i], lambda i: [group[i] for group in groups], len(rows), budget)
+    readout = readout if budget is None else dataclasses.replace(readout, budget=budget)
+    return read(readout, lambda i: rows[i], lambda i: [group[i] for group in groups], len(rows))
 
 
 @pytest.mark.parametrize("budget", [None, 40_000, 64], ids=["default", "narrow tiles", "the least there is"])
@@ -123,9 +125,9 @@ def test_whole_rows_are_read_as_many_at_a_time_as_the_budget_holds() -> None:
         dataclasses.replace(readout, linear=None, unembed=unembed),
         rows,
         targets((1,)),
-        budget=2 * 5 * 4 * (WORDS + 4 * D_MODEL),
+        budget=2 * 5 * 4 * (2 * WORDS + 6 * D_MODEL),
     )
-    assert max(sizes) == 5, "half of it is for what is made of the logits"
+    assert max(sizes) == 5, "half of it is for what is made of the logits, of which a module makes two"
     assert sum(sizes) == N
 
 
@@ -137,6 +139,32 @@ def test_models_with_a_plain_unembedding_are_read_in_tiles(kind) -> None:
     assert readout.linear[0].data_ptr() == model.W_U.data_ptr(), "no copy of the unembedding"
     assert not readout_of(host_of(model), torch.bfloat16).in_tiles
     assert TILE_ROWS > 0
+
+
+@each_kind
+def test_an_unembedding_cast_in_pieces_is_the_one_cast_whole(kind) -> None:
+    model = tiny(kind, d_vocab=300)
+    whole, pieces = (readout_of(host_of(model), torch.float64, max_memory) for max_memory in (2**30, 2**15))
+    rows = torch.randn(5, model.cfg.d_model, generator=torch.Generator().manual_seed(0))
+    groups = [torch.tensor([[7], [0], [299], [64], [63]])]
+    exact = (rows.double() @ model.W_U.detach().double()) + model.b_U.detach().double()
+    for readout in (whole, pieces):
+        # float64, summed over the width in another order; the norm of a model without one would leave rows as they are
+        assert (dataclasses.replace(readout, norm=lambda states: states).logits(rows) - exact).abs().max() <= 1e-12
+    one, other = (value_and_gradient(readout, rows, groups, "prob") for readout in (whole, pieces))
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+    held: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            out = operation(*args, **(kwargs or {}))
+            held.append(out.nbytes if isinstance(out, torch.Tensor) and out.shape[:1] == (model.cfg.d_model,) else 0)
+            return out
+
+    with Watch():
+        value_and_gradient(pieces, rows, groups, "prob")
+    assert 0 < max(held) <= 8 * model.cfg.d_model * 64, "never more than 64 words in float64"
 
 
 CALLS = {

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch-size", type=count, default=32, metavar="N", help="prompts that run together; default: 32"
     )
-    group.add_argument("--max-memory", metavar="SIZE", help='of a chunk of the readout, such as "2GB"')
+    group.add_argument("--max-memory", metavar="SIZE", help='extra memory of a readout at its peak, such as "2GB"')
     parser.add_argument("--model", metavar="NAME", help="as for iglens; default: the embedded SmolLM2-135M-Instruct")
     add_model_options(parser)
 

@@ -23,15 +23,15 @@ Reference: Trefethen, "Is Gauss Quadrature Better than Clenshaw-Curtis?", SIAM R
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from iglens_tl._core.readout import Readout, value_and_gradient
-from iglens_tl._core.segments import COPIES, Path
+from iglens_tl._core.readout import COPIES, COPIES_OF_GRADIENTS, Readout, value_and_gradient
+from iglens_tl._core.segments import Path
 
 FIRST_LEVEL = 8
 """Intervals of the coarsest rule that is believed; it is compared with its own half and quarter."""
@@ -80,41 +80,38 @@ def average_gradients(
     scale: Float[Tensor, "segment rows"],
     tolerance: float,
     max_nodes: int,
-    budget: int | None = None,
     advance: Callable[[int], object] | None = None,
 ) -> Averages:
     """The averaged gradient of every segment of every row.
 
     Args:
-        readout: the model's readout; float64 unless the tolerance is coarse.
+        readout: the model's readout; float64 unless the tolerance is coarse. Half of what it may take is for logits, half for
+            the gradients that are kept meanwhile (more where a single segment needs more than 64 of them).
         path: the states and target ids.
         metric: see `Levels.value`.
         scale: the length of the longest part of each segment and row.
         tolerance: in the metric's unit, for each part.
         max_nodes: gradients that a segment of a row may take; where they do not suffice, `error` stays above `tolerance`.
-        budget: bytes for a chunk of logits, and again for the gradients that are kept meanwhile.
         advance: told how many gradients have been computed, now and then.
     """
     m, n = path.n_segments, path.n_tokens
     size = readout.d_model
-    per_block = max(1, (budget or 2**26) // (8 * size * 8 * FIRST_LEVEL))
-    solver = _Solver(readout, path, metric, scale.reshape(-1), tolerance, max_nodes, budget, advance)
+    half = replace(readout, budget=max(1, readout.budget // 2))
+    per_block = max(1, half.budget // (8 * size * 8 * FIRST_LEVEL))
+    solver = _Solver(half, path, metric, scale.reshape(-1), tolerance, max_nodes, advance)
     blocks = [solver.solve(torch.arange(i, min(i + per_block, m * n))) for i in range(0, m * n, per_block)]
     directions, error, nodes = (torch.cat(part) for part in zip(*blocks, strict=True))
     return Averages(directions.reshape(m, n, size), error.reshape(m, n), nodes.reshape(m, n))
 
 
-def gradients_at(
-    readout: Readout, path: Path, state: int, metric: str, budget: int | None = None
-) -> Float[Tensor, "rows d_model"]:
+def gradients_at(readout: Readout, path: Path, state: int, metric: str) -> Float[Tensor, "rows d_model"]:
     """The gradient of the metric at one state of the path, float64 on the CPU."""
-    chunk = readout.rows_per_chunk(budget, copies=COPIES)
-    parts: list[Tensor] = []
-    for start in range(0, path.n_tokens, chunk):
-        token = torch.arange(start, min(start + chunk, path.n_tokens))
+    chunk = readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)
+    found = torch.empty(path.n_tokens, readout.d_model, dtype=torch.float64)
+    for token in torch.arange(path.n_tokens).split(chunk):
         _, gradient = value_and_gradient(readout, path.rows(state, token), path.target_rows(token), metric)
-        parts.append(gradient.double().cpu())
-    return torch.cat(parts)
+        found[token] = gradient.double().cpu()
+    return found
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,6 @@ class _Solver:
     scale: Tensor
     tolerance: float
     max_nodes: int
-    budget: int | None
     advance: Callable[[int], object] | None
 
     def solve(self, tasks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,7 +148,7 @@ class _Solver:
     def _evaluate(self, tasks: Tensor, fractions: Tensor) -> tuple[Tensor, Tensor]:
         """Values `[task, node]` and gradients `[task, node, d_model]` at fractions of the way."""
         count = len(fractions)
-        chunk = self.readout.rows_per_chunk(self.budget, copies=COPIES)
+        chunk = self.readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)
         values = torch.empty(len(tasks) * count, dtype=torch.float64)
         gradients = torch.empty(len(tasks) * count, self.readout.d_model, dtype=torch.float64)
         for start in range(0, len(values), chunk):

@@ -15,12 +15,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels
 from iglens_tl._core.quadrature import quadrature
-from iglens_tl._core.readout import Levels, Probe, Readout, read, value_and_gradient
+from iglens_tl._core.readout import COPIES, COPIES_OF_GRADIENTS, Probe, Readout, read, value_and_gradient
 from iglens_tl._core.states import States
-
-COPIES = 5
-"""Arrays as large as the logits that a gradient takes: logits, shifted, exponentials and their gradients."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Path:
         return [ids[tokens] for ids in self.groups]
 
 
-def read_states(readout: Readout, path: Path, budget: int | None = None, probe: Probe | None = None) -> Levels:
+def read_states(readout: Readout, path: Path, probe: Probe | None = None, fields: Sequence[str] = FIELDS) -> Levels:
     """Levels at every state; the fields' last axis is `(K + 1) * tokens`, states first."""
     n = path.n_tokens
 
@@ -69,7 +67,7 @@ def read_states(readout: Readout, path: Path, budget: int | None = None, probe: 
     def groups(index: Tensor) -> list[Tensor]:
         return path.target_rows(index % n)
 
-    return read(readout, rows, groups, n * len(path.states), budget, probe)
+    return read(readout, rows, groups, n * len(path.states), probe, fields)
 
 
 def read_steps(
@@ -78,7 +76,6 @@ def read_steps(
     values: Float[Tensor, "state tokens"],
     metric: str,
     n_steps: int,
-    budget: int | None = None,
 ) -> Float[Tensor, "segment step tokens"]:
     """The observed change of the metric in each of `n_steps` equal steps of each segment.
 
@@ -96,18 +93,17 @@ def read_steps(
     def groups(index: Tensor) -> list[Tensor]:
         return path.target_rows(index % n)
 
-    between = read(readout, rows, groups, m * inner * n, budget).value(metric).reshape(m, inner, n)
+    levels = read(readout, rows, groups, m * inner * n, fields=FIELDS_OF[metric])
+    between = levels.value(metric).reshape(m, inner, n)
     return torch.cat([values[:-1, None], between, values[1:, None]], dim=1).diff(dim=1)
 
 
-def integrate(
-    readout: Readout, path: Path, metric: str, rule: str, n_steps: int, budget: int | None = None
-) -> Float[Tensor, "segment tokens"]:
+def integrate(readout: Readout, path: Path, metric: str, rule: str, n_steps: int) -> Float[Tensor, "segment tokens"]:
     """Integrated gradients of the metric along each segment by a quadrature rule, float64 sums."""
     nodes, weights = quadrature(rule, n_steps)
     n, m, k = path.n_tokens, path.n_segments, len(nodes)
     credits = torch.zeros(m * n, dtype=torch.float64)
-    chunk = readout.rows_per_chunk(budget, copies=COPIES)
+    chunk = readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)
     for start in range(0, m * k * n, chunk):
         segment, node, token = _unravel(torch.arange(start, min(start + chunk, m * k * n)), k, n)
         points = _between(path, segment, token, nodes[node], readout)

@@ -11,13 +11,14 @@ taken a few at a time, all their states together, so that the last distribution 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from iglens_tl._core.readout import PAD, Levels, Readout
+from iglens_tl._core.levels import PAD, Levels
+from iglens_tl._core.readout import Readout
 from iglens_tl._core.segments import Path, read_states
 
 
@@ -49,25 +50,24 @@ class Spectrum:
         return Spectrum(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Spectrum)))
 
 
-def read_spectrum(readout: Readout, path: Path, top_k: int, budget: int | None = None) -> tuple[Levels, Spectrum]:
+def read_spectrum(readout: Readout, path: Path, top_k: int) -> tuple[Levels, Spectrum]:
     """Levels and spectrum of every state, as `read_states` numbers them; `kl` is to the last state of the path.
 
     Args:
         readout: of the model.
         path: of two states or more.
         top_k: how many tokens to keep; at most the vocabulary.
-        budget: bytes that may be taken.
     """
-    share = (readout.default_budget if budget is None else budget) // _SHARES
+    own = replace(readout, budget=max(1, readout.budget // _SHARES))
     last, k = len(path.states) - 1, min(top_k, readout.d_vocab)
     numbers = torch.arange(len(path.states) * path.n_tokens).reshape(len(path.states), -1)
-    some = torch.arange(path.n_tokens).split(readout.rows_per_chunk(share))
+    some = torch.arange(path.n_tokens).split(own.rows_per_chunk())
     levels: list[Levels] = []
     spectra: list[Spectrum] = []
     for tokens in some:
         part = Path([path.rows(i, tokens) for i in (last, *range(last))], path.target_rows(tokens))
         probe = _Probe(part.groups[0], Spectrum.empty(len(part.states) * len(tokens), k))
-        levels.append(read_states(readout, part, share, probe))
+        levels.append(read_states(own, part, probe))
         spectra.append(probe.found)
     order = torch.cat([numbers.roll(1, 0)[:, tokens].flatten() for tokens in some]).argsort()
     return Levels.join(levels).at(order), Spectrum.join(spectra).at(order)

@@ -14,12 +14,17 @@ class Rows:
     """Rows of a larger tensor.
 
     Args:
-        full: `[any, d_model]`.
-        index: which of its rows, `[tokens]`, on its device.
+        full: `[batch, pos, d_model]`.
+        batch, pos: where the rows are, each `[tokens]` on the CPU; states share them.
     """
 
     full: Tensor
-    index: Tensor
+    batch: Tensor
+    pos: Tensor
+
+    def at(self, tokens: Tensor | slice) -> Tensor:
+        device = self.full.device
+        return self.full[self.batch[tokens].to(device), self.pos[tokens].to(device)]
 
 
 class States(Sequence[Tensor]):
@@ -41,11 +46,11 @@ class States(Sequence[Tensor]):
         if isinstance(index, slice):
             return States(self._states[index])
         state = self._states[index]
-        return state.full[state.index] if isinstance(state, Rows) else state
+        return state.at(slice(None)) if isinstance(state, Rows) else state
 
     def rows(self, index: int, tokens: Tensor) -> Tensor:
         """A state of some tokens, `[rows, d_model]`; nothing else is made."""
         state = self._states[index]
         if isinstance(state, Rows):
-            return state.full[state.index[tokens.to(state.index.device)]]
+            return state.at(tokens)
         return state[tokens.to(state.device)]

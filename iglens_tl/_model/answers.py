@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from iglens_tl._checks import shorten
-from iglens_tl._core.readout import PAD
+from iglens_tl._core.levels import PAD
 from iglens_tl._model.host import Host
 from iglens_tl._model.tokens import Prompts, token_text
 from iglens_tl._plan import PositionPlan

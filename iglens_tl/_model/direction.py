@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from iglens_tl._core.readout import Levels, levels_of_logits
+from iglens_tl._core.levels import Levels, levels_of_logits
 from iglens_tl._model.head import Transform, norm_formula, transform_of, unembedding
 from iglens_tl._model.host import Host
 
@@ -62,7 +62,7 @@ def direction_of(host: Host, last: Float[Tensor, "rows d_model"], groups: Sequen
 def mean_direction_of(host: Host, last: Float[Tensor, "rows d_model"]) -> Direction:
     """The direction that writes the mean logit over the vocabulary: what centring takes off every target's."""
     weight, bias = unembedding(host)
-    u = weight.double().mean(-1).cpu().expand(len(last), -1)
+    u = weight.mean(-1, dtype=torch.float64).cpu().expand(len(last), -1)
     b_u = None if bias is None else bias.double().mean().cpu().expand(len(last))
     return _through_norm(host, last, u, b_u)
 

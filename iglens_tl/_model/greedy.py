@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from iglens_tl._core.readout import levels_of_logits
+from iglens_tl._core.levels import levels_of_logits
 from iglens_tl._model.answers import token_id
 from iglens_tl._model.host import Host
 from iglens_tl._model.tokens import token_text

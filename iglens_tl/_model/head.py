@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -23,10 +24,16 @@ from iglens_tl._memory import share_of_free
 from iglens_tl._model.host import Host, architecture, quiet
 
 Transform = Callable[[Tensor], Tensor]
+Unembed = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
+def readout_of(host: Host, dtype: torch.dtype | None = None, max_memory: int | None = None) -> Readout:
     """The model's readout in its own precision, or in `dtype`.
+
+    Args:
+        max_memory: bytes that reading may take; None is an eighth of what is free, and no more than is of use. A copy of
+            the unembedding in another `dtype` is made where whole rows of logits are read (gradients, `TOP` of a cache), and only
+            if it takes no more than half of these bytes (an eighth of what is free); else a few words are cast at a time.
 
     Raises:
         UnsupportedModelError: where `dtype` asks for another precision and the norm follows no known formula or the
@@ -37,15 +44,24 @@ def readout_of(host: Host, dtype: torch.dtype | None = None) -> Readout:
     device = weight.device if weight is not None else _device_of(host.model.unembed)
     dtype = own if dtype is None else dtype
     norm = _module_norm(host, own) if dtype == own else _written_norm(host, device, dtype)
+    most = DEFAULT_BUDGET if device.type == "cpu" else 8 * DEFAULT_BUDGET
+    budget = share_of_free(device, most) if max_memory is None else max_memory
     linear: tuple[Tensor, Tensor | None] | None = None
     if dtype != own:
-        linear = _cast(host, weight, bias, dtype)
+        linear = _matrix(host, weight, bias, dtype)
+        copy = linear[0].numel() * dtype.itemsize
+        whole = copy <= (budget // 2 if max_memory is not None else share_of_free(device, copy))
+        unembed = _cast_product(*linear, dtype, None if whole else budget // 4)
+        if max_memory is not None:
+            kept = (copy if whole else budget // 4) + (0 if linear[1] is None else linear[1].nbytes)
+            budget = max(1, budget - kept)
     elif weight is not None and own.itemsize >= 4:
         linear = weight, bias
-    unembed = _module_unembed(host) if linear is None else _product(*linear)
+        unembed = _product(weight, bias)
+    else:
+        unembed = _module_unembed(host)
     if dtype.itemsize < 4:
         linear = None  # sums of half-precision exponentials lose digits: such logits are read whole, in float32
-    budget = share_of_free(device, DEFAULT_BUDGET if device.type == "cpu" else 8 * DEFAULT_BUDGET)
     return Readout(norm, unembed, transform_of(host), host.d_model, host.d_vocab_out, device, dtype, linear, budget)
 
 
@@ -102,7 +118,7 @@ def unembedding(host: Host) -> tuple[Tensor, Tensor | None]:
     return weight, bias
 
 
-def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _product(weight: Tensor, bias: Tensor | None) -> Unembed:
     def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
         if bias is None:
             return torch.mm(rows, weight, out=out) if out is not None else rows @ weight
@@ -111,7 +127,7 @@ def _product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor, Tensor | 
     return unembed
 
 
-def _module_unembed(host: Host) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _module_unembed(host: Host) -> Unembed:
     module = host.model.unembed
 
     def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
@@ -136,14 +152,61 @@ def _through(module: torch.nn.Module, dtype: torch.dtype) -> Transform:
     return norm
 
 
-def _cast(host: Host, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def _matrix(host: Host, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     if weight is None:
         raise UnsupportedModelError(
             f"dtype={dtype} needs the unembedding as a floating-point matrix; that of {architecture(host.model) or host.name} "
             f"is {type(getattr(host.model.unembed, 'original_component', host.model.unembed)).__name__} (quantised, "
             "offloaded or wrapped). Leave dtype=None to read through the module itself."
         )
-    return weight.to(dtype), None if bias is None else bias.to(dtype)
+    return weight, None if bias is None else bias.to(dtype)
+
+
+def _cast_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, room: int | None) -> Unembed:
+    """The product in another precision; with room (bytes) for no whole copy of the matrix it is cast in pieces."""
+    if room is None:
+
+        @cache  # made where it is first needed: reading in tiles needs none
+        def copied() -> Unembed:
+            return _product(weight.to(dtype), bias)
+
+        return lambda rows, out: copied()(rows, out)  # noqa: PLW0108 -- not made before it is called
+
+    words = max(64, room // (weight.shape[0] * dtype.itemsize))
+
+    def unembed(rows: Tensor, out: Tensor | None) -> Tensor:
+        if out is None:
+            return _InPieces.apply(rows, weight, bias, words)
+        return _in_pieces(rows, weight, bias, words, out)
+
+    return unembed
+
+
+def _pieces(size: int, words: int) -> Iterator[slice]:
+    return (slice(start, start + words) for start in range(0, size, words))
+
+
+def _in_pieces(rows: Tensor, weight: Tensor, bias: Tensor | None, words: int, out: Tensor) -> Tensor:
+    for some in _pieces(weight.shape[1], words):
+        torch.mm(rows, weight[:, some].to(rows.dtype), out=out[:, some])
+    return out if bias is None else out.add_(bias)
+
+
+class _InPieces(torch.autograd.Function):
+    """`rows @ weight + bias` with a weight of another dtype that is cast in pieces, here and on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, words: int) -> Tensor:
+        ctx.weight, ctx.words = weight, words
+        return _in_pieces(rows, weight, bias, words, rows.new_empty(len(rows), weight.shape[1]))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = gradients
+        found = gradient.new_zeros(len(gradient), ctx.weight.shape[0])
+        for some in _pieces(ctx.weight.shape[1], ctx.words):
+            found.addmm_(gradient[:, some], ctx.weight[:, some].to(gradient.dtype).T)
+        return found, None, None, None
 
 
 @dataclass(frozen=True)

@@ -116,12 +116,9 @@ class CacheView:
             raise MissingActivationError(self._missing_message([half]))
         return tensor
 
-    def rows(self, half: int, batch: Tensor, pos: Tensor) -> Tensor | Rows:
-        """A state at the selected places; where it can, it stays in the cache until its rows are read."""
-        full = self.state(half).detach()
-        if not full.is_contiguous():
-            return rows_at(batch, pos)(full)
-        return Rows(full.flatten(0, 1), (batch * full.shape[1] + pos).to(full.device))
+    def rows(self, half: int, batch: Tensor, pos: Tensor) -> Rows:
+        """A state at the selected places; it stays in the cache until its rows are read."""
+        return Rows(self.state(half).detach(), batch, pos)
 
     def collect(self, wanted: Sequence[Wanted]) -> list[Tensor]:
         """What is wanted, from the cache.
