@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -113,7 +114,10 @@ def of_vocabulary(words: int, n_rows: int = 2048, d_model: int = 576) -> Callabl
 
 
 def import_time(turns: int) -> dict[str, list[float]]:
-    found = in_children("benchmarks.imports", [], turns)
+    """Of modules that are compiled, as pip leaves them; an environment may keep Python from writing what it compiles."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = {"PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""}
+        _, *found = in_children("benchmarks.imports", [], 1 + turns, compiled)
     return {"import iglens_tl": [each[0] for each in found], "first use of ig_lens": [each[1] for each in found]}
 
 

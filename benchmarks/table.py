@@ -73,11 +73,12 @@ LINES: tuple[Ratio | Amount, ...] = (
     Ratio("growth: 24,576 to 49,152 words", "growth, 49,152 words", "growth, 24,576 words", "2 is linear; the readout alone"),
     Amount(
         "extra peak of `ig_lens`, 1,024 tokens x 31 states", "ig_lens, extra peak, 1,024 tokens x 31 states", 1e6, "MB",
-        "for `NEXT`, beyond the states and the model's own forward pass; whole logits would take 6.2 GB",
+        "for `NEXT`, beyond the states and the model's own forward pass (glibc by itself keeps up to twice that); whole logits "
+        "would take 6.2 GB",
     ),
     Amount(
         "extra peak of `ig_lens`, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB",
-        "the same; results and notes of each row are a tenth of it",
+        "the same but for the results (values, credits and ranks are 17 bytes a row, 1.6 MB more)",
     ),
     Amount(
         "extra peak of `logit_lens`, 256 tokens x 31 states", "logit_lens, extra peak, 256 tokens x 31 states", 1e6, "MB",

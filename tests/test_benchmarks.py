@@ -39,6 +39,14 @@ def test_the_stored_results_keep_the_promises(names, most) -> None:
     assert statistics.median(one / other for one, other in zip(ones, others, strict=True)) <= most
 
 
+def test_beside_the_results_four_times_the_tokens_take_the_same_memory() -> None:
+    def beside(tokens: str) -> float:
+        peak = statistics.median(stored()[f"ig_lens, extra peak, {tokens} tokens x 31 states"][0])
+        return peak - 17 * 31 * int(tokens.replace(",", ""))  # a value, a credit and whether it is on top, of every row
+
+    assert beside("4,096") <= 1.1 * beside("1,024")
+
+
 def test_the_stored_results_describe_their_machine_and_nobody_s_host() -> None:
     for _, about in stored().values():
         assert {"cpu_count", "cpu_model_name", "threads", "torch", "transformer_lens", "date"} <= set(about)
