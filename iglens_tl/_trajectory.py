@@ -312,6 +312,7 @@ def checked(run: Trajectory, levels: Levels) -> Levels:
     good = levels.log_target.isfinite().all(0).reshape(-1, n).all(1)
     if not bool(good.all()):
         labels = [label for label, fine in zip(run.states.state_labels, good.tolist(), strict=True) if not fine]
+        _refuse_masked(levels, shorten(labels, 4))
         wider = torch.float32 if run.readout.dtype.itemsize < 4 else torch.float64
         raise ValueError(
             f"the readout of {shorten(labels, 4)} gives NaN or infinite logits (an overflow of {run.readout.dtype}?). Read in a "
@@ -325,9 +326,19 @@ def checked(run: Trajectory, levels: Levels) -> Levels:
 def _check_said(run: Trajectory, said: Levels) -> None:
     good = said.log_top.isfinite() & said.logit.isfinite().all(0)
     if not bool(good.all()):
+        _refuse_masked(said, _where(run.positions, ~good))
         raise ValueError(
             f"the model's own logits are NaN or infinite at {_where(run.positions, ~good)} (an overflow of {run.said_dtype}?). "
             "Run the model in a wider type, for example model.float()."
+        )
+
+
+def _refuse_masked(levels: Levels, where: str) -> None:
+    """Refuse a target whose logit is minus infinity while all others are numbers: no overflow, and no wider type helps."""
+    if bool((levels.log_target == -torch.inf).any()) and not bool(levels.log_target.isnan().any()):
+        raise ValueError(
+            f"the logit of a target is minus infinity at {where}: the model gives it no probability at all (is the word masked, "
+            "by b_U for example?). Ask for another target."
         )
 
 

@@ -842,6 +842,20 @@ def test_logits_that_overflow_in_half_precision(kind: str) -> None:
         assert ig_lens(cache, targets=7, dtype=torch.float32).gap.abs().max() < 1e-12
 
 
+@each_kind
+def test_a_target_that_the_model_masks(kind: str) -> None:
+    model = fresh(kind).model
+    weight_of = {"hooked": lambda: model.unembed.b_U, "bridge": lambda: model.unembed.original_component.bias}
+    weight_of[kind]().data[7] = -torch.inf
+    cache = cached(model, TOKENS)
+    with refused(model, ValueError, "minus infinity at prompt 0 position 5", "masked", "another target"):
+        ig_lens(model, TOKENS, targets=7)
+    with refused_unrun(model, ValueError, "minus infinity at 0_pre", "masked"):
+        ig_lens(cache, targets=7)
+    with untouched(model):
+        assert ig_lens(cache, targets=8).gap.abs().max() < 1e-12, "the others are read as ever"
+
+
 # --- Caches ------------------------------------------------------------------------------------------------------
 
 

@@ -186,9 +186,7 @@ def _in_tiles(readout: Readout, rows: Rows, groups: Groups, n_rows: int, fields:
     """The same without ever holding a row's logits together."""
     chunk, words = readout.tile(n_rows)
     buffer = torch.empty(chunk * words, dtype=readout.dtype)
-    most = (
-        words if readout.casts else readout.d_vocab
-    )  # of a cast weight no more at a time; else few rows take more words
+    most = words if readout.casts else readout.d_vocab  # where nothing is cast, few rows take more words at a time
     found = Levels.empty(len(groups(torch.arange(0))), n_rows, fields)
     for start in range(0, n_rows, chunk):
         some = torch.arange(start, min(start + chunk, n_rows))
