@@ -105,7 +105,7 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     settled = settle(request)
     host, plan = settled.host, settled.positions
     sources = [] if unit is None else part_sources(host, unit)
-    points, groups_of_parts, logits = _collect(settled, sources)
+    points, groups_of_parts, logits = _collect(settled, sources, budget)
     readout = readout_of(host, request.dtype, budget)
     _check_finite(settled, points, readout)
     if groups_of_parts:
@@ -116,6 +116,7 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
         refuse_overlap(ids, wrong, plan.mask)
     path = points if request.lens is None else _through_lens(request.lens, points, settled.states, readout)
     groups = [grid[plan.mask] for grid in (ids, wrong) if grid is not None]
+    readout = replace(readout, n_targets=sum(group.shape[-1] for group in groups))
     said = None if logits is None else _levels_said(readout, logits, plan, groups)
     return Trajectory(
         host=host,
@@ -137,14 +138,16 @@ def trajectory(request: Request, unit: str | None = None, budget: int | None = N
     )
 
 
-def _collect(settled: Settled, sources: Sequence[PartSource]) -> tuple[States, tuple[PartGroup, ...], Tensor | None]:
+def _collect(
+    settled: Settled, sources: Sequence[PartSource], budget: int | None
+) -> tuple[States, tuple[PartGroup, ...], Tensor | None]:
     """The states `[rows, d_model]` in the order of the path, the parts, and the logits where they are at hand."""
     batch, pos = settled.positions.rows
     view, states, n_layers = settled.view, settled.states, settled.host.n_layers
     rows, names = rows_at(batch, pos), [hook_name(half, n_layers) for half in states.halves]
     own = [Wanted(name, rows) for name in names] if view is None else []
     if states.base == "mean":
-        own.insert(0, Wanted(names[0], prefix_mean(settled.token_mask, batch, pos)))
+        own.insert(0, Wanted(names[0], prefix_mean(settled.token_mask, batch, pos, budget)))
     of_parts = [Wanted(name, rows) for source in sources for name in source.needs]
     kept, logits = _run(settled, [*own, *of_parts])
     points: list[Tensor | Rows] = list(kept[: len(own)])
@@ -171,7 +174,8 @@ def _run(settled: Settled, wanted: Sequence[Wanted]) -> tuple[list[Tensor], Tens
 def _blocks(readout: Readout, logits: Tensor, plan: PositionPlan) -> Iterator[tuple[slice, Tensor]]:
     """Copies of the selected rows of the model's logits, a few at a time and at least in float32."""
     batch, pos = (index.to(logits.device) for index in plan.rows)
-    few = replace(readout, budget=min(readout.budget, 16 * readout.block_elements))
+    item = torch.float64 if logits.dtype == torch.float64 else readout.dtype
+    few = replace(readout, budget=min(readout.budget, 16 * readout.block_elements), dtype=item)
     size = few.rows_per_chunk(copies=3)  # as they are, in float32, and room to reduce them
     for start in range(0, len(batch), size):
         rows = slice(start, start + size)
@@ -221,6 +225,7 @@ def rows_for_top(readout: Readout) -> int:
 def _read_top(readout: Readout, points: States, groups: Sequence[Tensor | None], n_rows: int) -> tuple[Tensor, Levels]:
     """The most probable token of each row, and the levels of groups of targets, of which None stands for that token."""
     tops, levels = torch.empty(n_rows, dtype=torch.int64), Levels.empty(len(groups), n_rows)
+    readout = replace(readout, n_targets=sum(1 if group is None else group.shape[-1] for group in groups))
     with torch.no_grad():
         for rows in torch.arange(n_rows).split(rows_for_top(readout)):
             logits = readout.logits(points.rows(-1, rows))
@@ -273,7 +278,7 @@ def _through_lens(lens: Lens, points: States, states: StatePlan, readout: Readou
             if not isinstance(result, Tensor) or result.shape != rows.shape:
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise ValueError(f"lens= must return a tensor of the state's shape {tuple(rows.shape)}; got {got}.")
-            if not bool(result.isfinite().all()):
+            if not all(bool(end.isfinite()) for end in result.aminmax()):  # of a NaN both are NaN
                 raise ValueError(
                     f"lens= gives NaN or infinite numbers for state {index}; no readout of them means anything."
                 )

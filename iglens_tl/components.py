@@ -99,8 +99,8 @@ def split(
             that is affine; the change from one lens to the next is a part `lens`, and what the lens bends, `remainder`.
         dtype: of the readout; None is float64.
         max_memory: as in `ig_lens`, half of it for the gradients of the segments that are worked on (more where a single
-            segment needs more than 64 of them). The averaged gradients themselves, `[segment, rows, d_model]` in float64, come
-            on top.
+            segment needs more than 64 of them). On top come what is made of the parts of a segment (`[heads, rows, d_model]` for
+            heads) and the averaged gradients, `[segment, rows, d_model]` in float64.
 
     Returns:
         A `SplitResult`. What the model's own additions round off is a part `rounding`; what parts of your own leave of a

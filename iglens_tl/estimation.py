@@ -14,7 +14,7 @@ Example::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class Estimate:
         flops: of the unembedding's matrix products, gradients included.
         chunk_rows: rows that are read at a time.
         logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
-            last states must say what `TOP` is; five times whole rows where gradients are taken): the part of the extra memory
+            last states must say what `TOP` is; seven times whole rows where gradients are taken): the part of the extra memory
             that grows with the vocabulary, and with neither layers nor tokens. All of it stays within `max_memory`.
         state_bytes: the states that are kept, `(K + 1) * n_tokens * d_model` numbers; 0 with a cache, where they stay.
         forwards: forward passes of the model: 1 with a model, 0 with a cache.
@@ -109,7 +109,8 @@ def estimate(
         logits, attention_mask, prepend_bos,
     )  # fmt: skip
     settled = settle(request)
-    readout = readout_of(settled.host, dtype, budget)
+    width = sum(grid.shape[-1] for grid in (settled.target_ids, settled.incorrect_ids) if grid is not None)
+    readout = replace(readout_of(settled.host, dtype, budget), n_targets=max(1, width))
     n_states, n_tokens = len(settled.states.state_labels), int(settled.positions.mask.sum())
     inner, nodes = _inner_points(estimator, n_steps)
     once, gradient_rows = n_states * n_tokens, (n_states - 1) * nodes * n_tokens

@@ -33,7 +33,7 @@ from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import METRICS, memory_size, one_of, whole_number
 from iglens_tl._core.levels import Levels
 from iglens_tl._core.segments import Path
-from iglens_tl._model.direction import direction_of
+from iglens_tl._model.direction import directions_of
 from iglens_tl._request import Lens, Request
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, trajectory
 from iglens_tl.companions import logit_of, quantity
@@ -185,20 +185,21 @@ def _dla(method: str, asked: _Asked) -> _Column:  # noqa: ARG001 -- as above
     stream, n_tokens = Path(run.stream, run.path.groups), run.path.n_tokens
     shares = torch.empty(len(run.stream), n_tokens, dtype=torch.float64)
     outside, logit = torch.empty(2, n_tokens, dtype=torch.float64)
+    direction_at = directions_of(run.host)
     for rows in torch.arange(n_tokens).split(run.readout.rows_at_a_time(_COPIES, 8, _AT_A_TIME)):
         last, groups = stream.rows(-1, rows), stream.target_rows(rows)
-        direction = direction_of(run.host, last, groups)
+        direction = direction_at(last, groups)
         for state in range(len(run.stream)):
             shares[state, rows] = direction.share(stream.rows(state, rows)[None])[0]
         biases = [found for found in (direction.norm_bias, direction.unembed_bias) if found is not None]
         outside[rows] = torch.stack([shares[0, rows], *biases]).sum(0)
         logit[rows] = logit_of(run.readout, last, groups, direction)
-    capped = direction_of(run.host, stream.rows(-1, torch.arange(0)), stream.target_rows(torch.arange(0)))
+    nothing = direction_at(stream.rows(-1, torch.arange(0)), stream.target_rows(torch.arange(0)))
     meaning = (
         "what the segment adds to the logit, the final norm's scale frozen at the last state; outside: the first state's "
         "share, the norm's bias, b_U"
     )
-    name = f"{quantity(capped, asked.request.incorrect_targets is not None)}, no probability"
+    name = f"{quantity(nothing, asked.request.incorrect_targets is not None)}, no probability"
     return _Column(shares.diff(dim=0), "logits", meaning, name, outside, logit)
 
 

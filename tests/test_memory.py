@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from iglens_tl import NEXT, _memory, compare, ig_lens, logit_lens
+from iglens_tl import NEXT, TokenSet, _memory, compare, ig_lens, logit_lens
 from iglens_tl._checks import memory_size
 from iglens_tl._core.readout import DEFAULT_BUDGET, Readout
 from iglens_tl._core.segments import Path, integrate, read_states, read_steps
@@ -83,6 +83,10 @@ READINGS: dict[str, Callable[[Readout, Path], object]] = {
     "cast in tiles": lambda readout, path: read_states(replace(readout, dtype=torch.float64), path),
     "whole rows": lambda readout, path: read_states(replace(readout, linear=None), path),
     "soft-cap": lambda readout, path: read_states(replace(readout, transform=soft_cap), path),
+    "a near-certain target": lambda readout, path: read_states(replace(readout, linear=None, norm=certain), path),
+    "integrated, near-certain": lambda readout, path: integrate(
+        replace(readout, norm=certain), path, "log_odds", "midpoint", 2
+    ),
     "steps": lambda readout, path: read_steps(readout, path, torch.zeros(STATES, path.n_tokens), "prob", 3),
     "integrated": lambda readout, path: integrate(readout, path, "prob", "midpoint", 2),
     "integrated under a soft-cap": lambda readout, path: integrate(
@@ -94,6 +98,10 @@ READINGS: dict[str, Callable[[Readout, Path], object]] = {
 
 def soft_cap(logits: torch.Tensor) -> torch.Tensor:
     return 30.0 * torch.tanh(logits / 30.0)
+
+
+def certain(rows: torch.Tensor) -> torch.Tensor:
+    return 300 * layer_norm(rows)
 
 
 def layer_norm(rows: torch.Tensor) -> torch.Tensor:
@@ -135,6 +143,8 @@ CALLS: dict[str, Callable[..., object]] = {
     "steps": partial(ig_lens, n_steps=3),
     "integrated": partial(ig_lens, estimator="gauss_legendre", n_steps=1, layers=[1]),
     "integrated in float64": partial(ig_lens, estimator="gauss_legendre", n_steps=1, layers=[1], dtype=torch.float64),
+    "a set of words": partial(ig_lens, targets=TokenSet(range(500))),
+    "a mean baseline": partial(ig_lens, baseline="mean"),
     "logit_lens": logit_lens,
     "compare": compare,
 }
@@ -150,8 +160,7 @@ def asked(kind: str, width: int) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
     return model, cache, tokens, logits
 
 
-@pytest.mark.parametrize("budget", ["500kB", "2MB"])
-@pytest.mark.parametrize("width", [32, 512])
+@pytest.mark.parametrize(("width", "budget"), [(32, "500kB"), (512, "2MB")])
 @pytest.mark.parametrize("with_logits", [False, True], ids=["no logits", "logits"])
 @pytest.mark.parametrize("call", CALLS)
 @each_kind
@@ -164,6 +173,7 @@ def test_a_call_takes_no_more_than_max_memory(kind, call, with_logits, width, bu
         CALLS[call](cache, tokens, positions=None, max_memory=budget, **given)
     n_rows = 40 * len(cache_states(cache))
     results = 150 * n_rows
+    results += {"a set of words": 5 * 8 * 500 * 40, "a mean baseline": 8 * width * 40}.get(call, 0)  # ids; a state
     assert ledger.peak <= memory_size(budget) + results
 
 

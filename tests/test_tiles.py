@@ -125,7 +125,7 @@ def test_whole_rows_are_read_as_many_at_a_time_as_the_budget_holds() -> None:
         dataclasses.replace(readout, linear=None, unembed=unembed),
         rows,
         targets((1,)),
-        budget=2 * 5 * 4 * (2 * WORDS + 6 * D_MODEL),
+        budget=2 * 5 * (4 * (2 * WORDS + 6 * D_MODEL) + 96),
     )
     assert max(sizes) == 5, "half of it is for what is made of the logits, of which a module makes two"
     assert sum(sizes) == N
@@ -229,7 +229,7 @@ def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
     )
     assert found.state_bytes == 0, "they stay in the cache"
     slopes = estimate(cache, tokens, positions=None, estimator="midpoint", n_steps=3)
-    assert slopes.logits_bytes == 5 * 4 * slopes.gradient_rows * D_VOCAB
+    assert slopes.logits_bytes == 7 * 4 * slopes.gradient_rows * D_VOCAB
     asked = estimate(cache, tokens, positions=None, targets=7)
     assert asked.rows == asked.n_states * asked.n_tokens
     assert estimate(model, tokens, positions=None).state_bytes == 4 * asked.rows * model.cfg.d_model

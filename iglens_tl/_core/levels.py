@@ -158,7 +158,8 @@ def _log_rest(logits: Tensor, top: Tensor, ids: Tensor, scratch: Tensor | None) 
         return rest.log()
     second = shifted.detach().amax(-1, keepdim=True)  # a near-certain target: scale by the largest of the rest instead
     second = torch.where(second.isfinite(), second, torch.zeros_like(second))
-    return second[:, 0].double() + (shifted - second).exp().sum(-1).double().log()
+    shares = (shifted - second).exp() if scratch is None else torch.exp(shifted.sub_(second), out=scratch)
+    return second[:, 0].double() + shares.sum(-1).double().log()
 
 
 def wide(logits: Tensor) -> Tensor:

@@ -41,8 +41,12 @@ _COPIES_OF_ROWS = 6
 COPIES_OF_GRADIENTS = 24
 """The same with a gradient: what the graph keeps of the norm, what comes back, and the way in float64."""
 
-COPIES = 5
-"""Arrays as large as the logits that a gradient takes: logits, shifted, exponentials and their gradients."""
+COPIES = 7
+"""Arrays as large as the logits that a gradient takes: logits, shifted, exponentials, those of a near-certain target once more,
+and their gradients."""
+
+_BYTES_A_TARGET = 96
+"""What finding a target's logit takes: ids and logits, where they are, masks, and each less the largest."""
 
 _KEYED = 1 << 16
 """Elements of rows that are compared at a time."""
@@ -64,6 +68,7 @@ class Readout:
         linear: `W_U` `[d_model, d_vocab]` and `b_U` where `unembed` is exactly `rows @ W_U + b_U`, for reading in tiles; a
             `W_U` of another dtype than the readout's is cast a tile at a time.
         budget: bytes that reading may take beyond its results: logits, rows, and what is made of both; one row at least.
+        n_targets: target ids of a row, of all groups: what is made of a wide set counts, too.
     """
 
     norm: Callable[[Tensor], Tensor]
@@ -75,6 +80,7 @@ class Readout:
     dtype: torch.dtype
     linear: tuple[Tensor, Tensor | None] | None = None
     budget: int = DEFAULT_BUDGET
+    n_targets: int = 1
 
     @property
     def in_tiles(self) -> bool:
@@ -98,12 +104,13 @@ class Readout:
         item = max(4, self.dtype.itemsize)
         copies += 2 * (self.transform is not None)  # before the transform and inside it
         copies += self.linear is None  # what a module makes, or what is cast to float32
-        row = item * (copies * self.d_vocab + copies_of_rows * self.d_model)
+        row = item * (copies * self.d_vocab + copies_of_rows * self.d_model) + _BYTES_A_TARGET * self.n_targets
         return max(1, (self.budget if budget is None else budget) // row)
 
     def rows_at_a_time(self, copies: int, itemsize: int, most: int) -> int:
         """How many rows alone, so often and of so many bytes an element, fit the budget, of `most` elements; at least one."""
-        return max(1, min(most, self.budget // (copies * itemsize)) // self.d_model)
+        row = copies * itemsize * self.d_model + _BYTES_A_TARGET * self.n_targets
+        return max(1, min(most // self.d_model, self.budget // row))
 
     def chunk(self, n_rows: int) -> int:
         """Rows that are read at a time where the logits of each exist together, with what is made of them."""
@@ -115,7 +122,7 @@ class Readout:
         if not self.in_tiles:
             return self.chunk(n_rows), self.d_vocab
         item = self.dtype.itemsize
-        row = _COPIES_OF_ROWS * item * self.d_model
+        row = _COPIES_OF_ROWS * item * self.d_model + _BYTES_A_TARGET * self.n_targets
         column = self.casts * item * self.d_model
         # no less than a row of logits: products of a few words alone would take for ever
         budget = max(self.budget, row + item * self.d_vocab, row + _NARROWEST * (column + item))

@@ -7,7 +7,7 @@ The logit of `y` at the last state `h` is `((h - mean) / s * w + b) . u + b_U`, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,11 +52,21 @@ def direction_of(host: Host, last: Float[Tensor, "rows d_model"], groups: Sequen
     Raises:
         UnsupportedModelError: where the final norm or the unembedding cannot be written out (quantised, wrapped).
     """
+    return directions_of(host)(last, groups)
+
+
+def directions_of(host: Host) -> Callable[[Tensor, Sequence[Tensor]], Direction]:
+    """`direction_of` for some rows after others: the norm's formula is found once."""
+    through = _through_norm(host)
+    return lambda last, groups: through(last, *_columns(host, groups))
+
+
+def _columns(host: Host, groups: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """What writes the targets after the final norm `[rows, d_model]`, and their bias."""
     weight, bias = unembedding(host)
     columns = [ids[:, 0].to(weight.device) for ids in groups]
     u = _difference([weight[:, ids].T.double().cpu() for ids in columns])
-    b_u = None if bias is None else _difference([bias[ids].double().cpu() for ids in columns])
-    return _through_norm(host, last, u, b_u)
+    return u, None if bias is None else _difference([bias[ids].double().cpu() for ids in columns])
 
 
 def mean_direction_of(host: Host, last: Float[Tensor, "rows d_model"]) -> Direction:
@@ -64,24 +74,26 @@ def mean_direction_of(host: Host, last: Float[Tensor, "rows d_model"]) -> Direct
     weight, bias = unembedding(host)
     u = weight.mean(-1, dtype=torch.float64).cpu().expand(len(last), -1)
     b_u = None if bias is None else bias.double().mean().cpu().expand(len(last))
-    return _through_norm(host, last, u, b_u)
+    return _through_norm(host)(last, u, b_u)
 
 
-def _through_norm(host: Host, last: Tensor, u: Tensor, b_u: Tensor | None) -> Direction:
+def _through_norm(host: Host) -> Callable[[Tensor, Tensor, Tensor | None], Direction]:
     """What writes along `u` after the final norm, before it, with the norm's scale frozen at `last`."""
     factor, capped = _scale_of(transform_of(host))
-    u = factor * u
-    norm, of_norm = norm_formula(host), None
-    if norm is None:
-        vector = u
-    else:
-        wide = replace(norm, weight=_wide(norm.weight), bias=_wide(norm.bias))
-        vector = u if wide.weight is None else u * wide.weight
-        if norm.centred:
-            vector = vector - vector.mean(-1, keepdim=True)
-        vector = vector / wide.scale(last.double().cpu())
-        of_norm = None if wide.bias is None else u @ wide.bias
-    return Direction(vector, of_norm, None if b_u is None else factor * b_u, capped, factor)
+    norm = norm_formula(host)
+    wide = None if norm is None else replace(norm, weight=_wide(norm.weight), bias=_wide(norm.bias))
+
+    def through(last: Tensor, u: Tensor, b_u: Tensor | None) -> Direction:
+        vector, of_norm = factor * u, None
+        if wide is not None:
+            of_norm = None if wide.bias is None else vector @ wide.bias
+            vector = vector if wide.weight is None else vector * wide.weight
+            if wide.centred:
+                vector = vector - vector.mean(-1, keepdim=True)
+            vector = vector / wide.scale(last.double().cpu())
+        return Direction(vector, of_norm, None if b_u is None else factor * b_u, capped, factor)
+
+    return through
 
 
 def _difference(sides: Sequence[Tensor]) -> Tensor:

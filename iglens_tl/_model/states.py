@@ -205,15 +205,29 @@ def _lookup(cache: Any, name: str) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-def prefix_mean(mask: Tensor, batch: Tensor, pos: Tensor) -> Select:
-    """Mean of a state over the real positions of the prompt at or before each selected one."""
+_AT_A_TIME = 1 << 18
+"""Numbers of a state that are summed together: what becomes of them takes 20 bytes each."""
+
+
+def prefix_mean(mask: Tensor, batch: Tensor, pos: Tensor, max_memory: int | None = None) -> Select:
+    """Mean of a state over the real positions of the prompt at or before each selected one, float64.
+
+    Dimensions are summed a few at a time, of all positions; `max_memory` (bytes) may make them fewer.
+    """
 
     def select(full: Tensor) -> Tensor:
         real = mask.to(full.device)
-        total = torch.where(real[..., None], full, 0.0).double().cumsum(1)
         count = real.cumsum(1).clamp(min=1)
-        rows, columns = batch.to(full.device), pos.to(full.device)
-        return total[rows, columns] / count[rows, columns][:, None]
+        at = batch.to(full.device), pos.to(full.device)
+        found = torch.empty(len(batch), full.shape[-1], dtype=torch.float64, device=full.device)
+        most = _AT_A_TIME if max_memory is None else min(_AT_A_TIME, max_memory // 32)
+        size = max(1, most // (full.shape[0] * full.shape[1]))
+        for start in range(0, full.shape[-1], size):
+            some = slice(start, start + size)
+            total = torch.where(real[..., None], full[..., some], 0.0).double().cumsum(1)
+            found[:, some] = total[at] / count[at][:, None]
+            del total
+        return found
 
     return select
 
