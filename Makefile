@@ -71,9 +71,9 @@ study: $(ENV_3.9)/.ready
 study-page: $(ENV_3.9)/.ready
 	$(ENV_3.9)/bin/iglens study --out $(STUDY)/results.parquet $(WRITTEN)
 
-# Some ten minutes on a quiet machine. `make bench-table` writes the README's table from the stored results.
+# Some half an hour on a quiet machine (Linux). `make bench-table` writes the README's table from the stored results.
 bench: $(ENV_3.9)/.ready $(ENV_4.3)/.ready
-	$(ENV_3.9)/bin/python -m pip install -q -c constraints/tl-3.9.txt pyperf
+	$(ENV_3.9)/bin/python -m pip install -q -c constraints/tl-3.9.txt pyperf memray
 	$(ENV_4.3)/bin/python -m pip install -q -c constraints/tl-4.3.txt pyperf
 	HF_HUB_OFFLINE=1 $(ENV_3.9)/bin/python -W ignore -m benchmarks.readout
 	HF_HUB_OFFLINE=1 $(ENV_4.3)/bin/python -W ignore -m benchmarks.neighbours

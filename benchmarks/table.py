@@ -72,17 +72,23 @@ LINES: tuple[Ratio | Amount, ...] = (
     Ratio("growth: a prompt to 4 prompts", "growth, 4 prompts of 64 tokens", "growth, 64 tokens", "4 is linear"),
     Ratio("growth: 24,576 to 49,152 words", "growth, 49,152 words", "growth, 24,576 words", "2 is linear; the readout alone"),
     Amount(
-        "extra peak of `ig_lens`, 1,024 tokens x 31 states", "ig_lens, extra peak, 1,024 tokens x 31 states", 1e6, "MB",
-        "for `NEXT`, beyond the states and the model's own forward pass (glibc by itself keeps up to twice that); whole logits "
-        "would take 6.2 GB",
+        "`ig_lens` holds at most, 1,024 tokens x 31 states", "ig_lens, held at most, 1,024 tokens x 31 states", 1e6, "MB",
+        "for `NEXT`, beyond the states and the model's own forward pass, results and all (memray); whole logits: 6.2 GB",
     ),
     Amount(
-        "extra peak of `ig_lens`, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB",
-        "the same but for the results (values, credits and ranks are 17 bytes a row, 1.6 MB more)",
+        "`ig_lens` holds at most, 4,096 tokens x 31 states", "ig_lens, held at most, 4,096 tokens x 31 states", 1e6, "MB",
+        "the more is kept of all rows, the fewer are on their way",
     ),
     Amount(
-        "extra peak of `logit_lens`, 256 tokens x 31 states", "logit_lens, extra peak, 256 tokens x 31 states", 1e6, "MB",
-        "it looks for the most probable tokens and so reads whole rows",
+        "the process grows by, 1,024 tokens x 31 states", "ig_lens, extra peak, 1,024 tokens x 31 states", 1e6, "MB",
+        "with the product's work space and what the allocator leaves unused (glibc by itself keeps up to twice that)",
+    ),
+    Amount(
+        "the process grows by, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB", "likewise",
+    ),
+    Amount(
+        "the process grows by, `logit_lens`, 256 tokens x 31 states", "logit_lens, extra peak, 256 tokens x 31 states", 1e6,
+        "MB", "it looks for the most probable tokens and so reads whole rows",
     ),
     Amount("`import iglens_tl` after `import transformer_lens`", "import iglens_tl", 1e-3, "ms", "nothing is loaded yet"),
     Amount("first use of `ig_lens`", "first use of ig_lens", 1e-3, "ms", "what it needs is loaded"),

@@ -176,7 +176,7 @@ def _blocks(readout: Readout, logits: Tensor, plan: PositionPlan) -> Iterator[tu
     batch, pos = (index.to(logits.device) for index in plan.rows)
     item = torch.float64 if logits.dtype == torch.float64 else readout.dtype
     few = replace(readout, budget=min(readout.budget, 16 * readout.block_elements), dtype=item)
-    size = few.rows_per_chunk(copies=3)  # as they are, in float32, and room to reduce them
+    size = few.rows_per_chunk(copies=3)  # the last ones (or room to reduce them), these as they are, and in float32
     for start in range(0, len(batch), size):
         rows = slice(start, start + size)
         yield rows, wide(logits[batch[rows], pos[rows]])
@@ -189,7 +189,6 @@ def _levels_said(readout: Readout, logits: Tensor, plan: PositionPlan, groups: S
             ids = [group[rows].to(logits.device) for group in groups]
             for first, part in levels_in_blocks(readout, block, ids, rows.start):
                 found.put(first, part)
-            del block  # or it would still be held while the next one is made
     return found
 
 
@@ -207,7 +206,6 @@ def _resolve(
         top, levels = torch.empty(int(mask.sum()), dtype=torch.int64), None
         for rows, block in _blocks(readout, logits, settled.positions):
             top[rows] = block.argmax(-1).cpu()
-            del block
     else:
         asked = [ids] if request.incorrect_targets is None else [ids, wrong]
         groups = [None if grid is None else grid[mask] for grid in asked]

@@ -93,12 +93,12 @@ def ig_lens(
         prepend_bos: as TransformerLens's `to_tokens`, for strings.
         max_memory: bytes ("2GB") that the call may take at its peak, beyond the model and its forward pass, the states (of the
             cache, or kept by the pass; a `lens` gets, and gives back, copies of all) and what it returns: logits, rows on their
-            way, the copies that norm and checks make, and an unembedding cast to another `dtype`. A row of logits and the copies
-            of its state (of a cast unembedding 64 words) are the least. On top come some 25 bytes a row and a few MB a thread
-            of the matrix product's own. None is an eighth of what is free, at most 64 MiB on a CPU
-            (more is no faster; a plain unembedding is read in tiles and takes some 10 MB) and 512 MiB on an accelerator,
-            beside a cast copy of the unembedding for gradients, or for `TOP` of a cache, where that fits an eighth of what is
-            free, too.
+            way, the copies that norm and checks make, what is kept of the rows that were read (up to half of it), and an
+            unembedding cast to another `dtype`. A row of logits and the copies of its state (of a cast unembedding 64 words) are
+            the least. On top come up to 50 bytes a row (80 beside `logits=`) and a few MB a thread of the matrix product's own.
+            None is an eighth of what is free, at most 64 MiB on a CPU (more is no faster; a plain unembedding is read in tiles
+            and takes some 10 MB) and 512 MiB on an accelerator, beside a cast copy of the unembedding for gradients, or for
+            `TOP` of a cache, where that fits an eighth of what is free, too.
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ESTIMATORS, memory_size, one_of, whole_number
+from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels
 from iglens_tl._core.quadrature import quadrature
 from iglens_tl._core.readout import COPIES, COPIES_OF_GRADIENTS
 from iglens_tl._model.head import readout_of
@@ -117,7 +118,10 @@ def estimate(
     of_top = n_tokens if _reads_top(settled, request) else 0  # of the last states, which only a lens makes read again
     again = of_top if request.lens is not None else 0
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
-    chunk, words = readout.tile(once)
+    said = settled.view is None or settled.logits is not None
+    n_groups = 1 + (request.incorrect_targets is not None)
+    kept = Levels.empty(n_groups, once, FIELDS if said else FIELDS_OF["prob"]).nbytes
+    chunk, words = readout.tile(once, kept)
     whole = min(of_top, rows_for_top(readout)) * readout.d_vocab
     if gradient_rows:
         chunk, words = min(gradient_rows, readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)), COPIES * readout.d_vocab

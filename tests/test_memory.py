@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from iglens_tl import NEXT, TokenSet, _memory, compare, ig_lens, logit_lens
 from iglens_tl._checks import memory_size
+from iglens_tl._core.levels import FIELDS_OF
 from iglens_tl._core.readout import DEFAULT_BUDGET, Readout
 from iglens_tl._core.segments import Path, integrate, read_states, read_steps
 from iglens_tl._core.spectrum import read_spectrum
+from iglens_tl._core.states import States
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import host_of
 from tests.subjects import each_kind, one_kind, subject, tiny
@@ -134,6 +136,35 @@ def test_reading_takes_no_more_than_it_may(reading, shape, budget) -> None:
     assert 0.1 * budget < ledger.peak <= budget + results
 
 
+class Shifted(States):
+    """One state for many: each is the first one with its own number added, so that no two rows are alike."""
+
+    def rows(self, index: int, tokens: torch.Tensor) -> torch.Tensor:
+        return super().rows(index, tokens) + index
+
+
+def test_four_times_the_tokens_take_the_same_memory() -> None:
+    peaks = []
+    for n_tokens in (1024, 4096):
+        draw = torch.Generator().manual_seed(0)
+        weight, state = torch.randn(576, 1000, generator=draw), torch.randn(n_tokens, 576, generator=draw)
+        readout = Readout(layer_norm, torch.matmul, None, 576, 1000, CPU, torch.float32, (weight, None))
+        path = Path(Shifted([state] * 31), [torch.zeros(n_tokens, 1, dtype=torch.int64)])
+        with Ledger() as ledger:
+            read_states(readout, path, fields=FIELDS_OF["prob"])
+        peaks.append(ledger.peak)
+    kept = 9 * 31 * 3 * 1024  # bytes more that are kept of the rows: others make room for them
+    assert max(peaks) <= 1.05 * min(peaks) < min(peaks) + kept < 20e6
+
+
+def test_what_is_kept_of_many_rows_leaves_half_for_those_that_are_read() -> None:
+    readout = Readout(layer_norm, torch.matmul, None, 576, 1000, CPU, torch.float32, (torch.zeros(576, 1000), None))
+    for each in (readout, replace(readout, linear=None)):
+        alone, beside = each.tile(10**9)[0], each.tile(10**9, kept=10**10)[0]
+        # half of what may be taken is left, a part of it for what is made of whole rows of logits
+        assert alone // 3 <= beside < alone, "reading one row at a time would take for ever"
+
+
 CALLS: dict[str, Callable[..., object]] = {
     "default": ig_lens,
     "float64": partial(ig_lens, dtype=torch.float64),
@@ -161,20 +192,34 @@ def asked(kind: str, width: int) -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("width", "budget"), [(32, "500kB"), (512, "2MB")])
-@pytest.mark.parametrize("with_logits", [False, True], ids=["no logits", "logits"])
+@pytest.mark.parametrize("said", [None, torch.float32, torch.float16], ids=["no logits", "logits", "half logits"])
 @pytest.mark.parametrize("call", CALLS)
 @each_kind
-def test_a_call_takes_no_more_than_max_memory(kind, call, with_logits, width, budget) -> None:
+def test_a_call_takes_no_more_than_max_memory(kind, call, said, width, budget) -> None:
     _, cache, tokens, logits = asked(kind, width)
-    given = (
-        {"logits": logits} if with_logits and call != "bfloat16" else {}
-    )  # of which a lower precision would be refused
+    if call == "bfloat16":
+        said = None  # beside logits a readout of a lower precision is refused
+    given = {} if said is None else {"logits": logits.to(said)}
     with Ledger() as ledger:
         CALLS[call](cache, tokens, positions=None, max_memory=budget, **given)
     n_rows = 40 * len(cache_states(cache))
     results = 150 * n_rows
     results += {"a set of words": 5 * 8 * 500 * 40, "a mean baseline": 8 * width * 40}.get(call, 0)  # ids; a state
     assert ledger.peak <= memory_size(budget) + results
+
+
+@pytest.mark.parametrize("most", ["2MB", None])
+def test_many_rows_are_looked_through_a_few_at_a_time(most) -> None:
+    model = tiny(d_vocab=50, d_model=512, n_heads=1, d_head=8, d_mlp=8, n_ctx=512)
+    tokens = torch.arange(16 * 512).reshape(16, 512) % 50
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens, names_filter=lambda name: "resid" in name)
+    state = cache["resid_pre", 0].nbytes
+    with Ledger() as ledger:
+        ig_lens(cache, tokens, targets=NEXT, positions=None, max_memory=most)
+    results = 60 * len(cache_states(cache)) * tokens.numel()
+    tiles = 2e6 if most else 8e6  # by itself: 512 rows in six copies of 512 numbers, and a tile of 1 MB
+    assert ledger.peak <= tiles + results < state
 
 
 def cache_states(cache: Any) -> list[str]:

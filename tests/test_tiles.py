@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from iglens_tl import NEXT, Estimate, estimate, ig_lens
+from iglens_tl._core import readout as module
 from iglens_tl._core.readout import TILE_ROWS, Readout, read, value_and_gradient
 from iglens_tl._model.head import readout_of
 from iglens_tl._model.host import host_of
@@ -125,7 +126,7 @@ def test_whole_rows_are_read_as_many_at_a_time_as_the_budget_holds() -> None:
         dataclasses.replace(readout, linear=None, unembed=unembed),
         rows,
         targets((1,)),
-        budget=2 * 5 * (4 * (2 * WORDS + 6 * D_MODEL) + 96),
+        budget=2 * 5 * (4 * (2 * WORDS + 6 * D_MODEL) + 96) + 33 * N,  # 33 bytes are kept of every row
     )
     assert max(sizes) == 5, "half of it is for what is made of the logits, of which a module makes two"
     assert sum(sizes) == N
@@ -181,8 +182,6 @@ CALLS = {
 
 def counted(call, monkeypatch) -> tuple[int, int]:
     """Rows that pass the final norm of the readout, and those of them that are read with a gradient."""
-    from iglens_tl._core import readout as module
-
     rows, with_gradient = [], []
     tiles, logits, gradient = module._levels_in_tiles, Readout.logits, module.value_and_gradient
     monkeypatch.setattr(module, "_levels_in_tiles", lambda r, x, *rest: rows.append(len(x)) or tiles(r, x, *rest))
@@ -236,6 +235,22 @@ def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
     assert isinstance(asked, Estimate)
     assert f"{asked.rows:,} rows" in str(asked)
     assert "no forward pass" in str(asked)
+
+
+@each_kind
+@pytest.mark.parametrize("with_model", [False, True])
+def test_the_estimate_says_how_many_rows_are_read_at_a_time(kind, with_model, monkeypatch) -> None:
+    model, tokens = (
+        tiny(kind, d_vocab=300),
+        torch.arange(300).reshape(25, 12),
+    )  # no word twice, so no state is read once for two
+    asked = model if with_model else cached(model, tokens)
+    found = estimate(asked, tokens, positions=None, targets=7)
+    seen: list[int] = []
+    tiles = module._levels_in_tiles
+    monkeypatch.setattr(module, "_levels_in_tiles", lambda r, x, *rest: seen.append(len(x)) or tiles(r, x, *rest))
+    ig_lens(asked, tokens, positions=None, targets=7)
+    assert max(seen) == found.chunk_rows < TILE_ROWS < found.rows, "what is kept of all rows has its place among them"
 
 
 @each_kind

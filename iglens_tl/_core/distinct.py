@@ -34,11 +34,13 @@ def distinct(
     kinds, order = keys.sort()
     new = torch.ones(n_rows, dtype=torch.bool)
     torch.ne(kinds[1:], kinds[:-1], out=new[1:])
+    del keys, kinds  # of each row a number, of which not many should be held together
     kind = torch.empty_like(order).scatter_(0, order, new.cumsum(0).sub_(1))
     everyone = torch.arange(n_rows)
     first = torch.full((int(new.sum()),), n_rows).scatter_reduce_(0, kind, everyone, "amin")
     first, order = first.sort()
     like = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))[kind]
+    del kind, order
     repeated = (first[like] != everyone).nonzero()[:, 0]
     if all(_same(rows, groups, index, first[like[index]]) for index in repeated.split(at_a_time)):
         return first, like

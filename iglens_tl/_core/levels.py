@@ -100,6 +100,11 @@ class Levels:
     def n_rows(self) -> int:
         return len(self.is_top)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        return sum(getattr(self, name).nbytes for name in FIELDS)
+
 
 _METRICS: dict[str, Callable[[Levels], Tensor]] = {
     "prob": lambda levels: levels.log_target.exp(),

@@ -2,7 +2,8 @@
 
 `f(h) = value(softmax(transform(unembed(norm(h)))))[y]` is pointwise in `h`: rows are independent, so all states of all
 tokens are stacked to `[rows, d_model]` and read together. Of a chunk's logits only a few numbers a row are kept (log of
-the target's share, of the rest's, the largest logit), so memory depends on neither the layers nor the positions.
+the target's share, of the rest's, the largest logit). Rows on their way make room for what is kept of all, so memory
+hardly depends on the layers or the positions.
 
 A plain matrix is multiplied a tile of rows and words at a time, and each tile is folded into a running log-sum-exp while it
 is in the processor's cache: the logits of a row never exist together, and reading costs little more than the product.
@@ -112,23 +113,37 @@ class Readout:
         row = copies * itemsize * self.d_model + _BYTES_A_TARGET * self.n_targets
         return max(1, min(most // self.d_model, self.budget // row))
 
-    def chunk(self, n_rows: int) -> int:
+    def chunk(self, n_rows: int, kept: int = 0) -> int:
         """Rows that are read at a time where the logits of each exist together, with what is made of them."""
-        scratch = min(self.budget // 2, 4 * self.block_elements)
-        return max(1, min(n_rows, self.rows_per_chunk(budget=self.budget - scratch)))
+        budget = self._beside(kept)
+        scratch = min(budget // 2, 4 * self.block_elements)
+        return max(1, min(n_rows, self.rows_per_chunk(budget=budget - scratch)))
 
-    def tile(self, n_rows: int) -> tuple[int, int]:
-        """Rows and words whose logits are held at a time when `n_rows` rows are read."""
+    def tile(self, n_rows: int, kept: int = 0) -> tuple[int, int]:
+        """Rows and words whose logits are held at a time when `n_rows` rows are read.
+
+        Args:
+            n_rows: how many rows there are.
+            kept: bytes that are held of all rows meanwhile. Fewer rows are on their way beside it, so that more tokens do not
+                take more memory, but at least half as many: one at a time would take for ever.
+        """
         if not self.in_tiles:
-            return self.chunk(n_rows), self.d_vocab
+            return self.chunk(n_rows, kept), self.d_vocab
         item = self.dtype.itemsize
         row = _COPIES_OF_ROWS * item * self.d_model + _BYTES_A_TARGET * self.n_targets
         column = self.casts * item * self.d_model
         # no less than a row of logits: products of a few words alone would take for ever
-        budget = max(self.budget, row + item * self.d_vocab, row + _NARROWEST * (column + item))
-        rows = max(1, min(n_rows, TILE_ROWS, ROW_ELEMENTS // self.d_model, budget // 2 // row))
-        words = min(max(_NARROWEST, TILE_ELEMENTS // rows), (budget - rows * row) // (item * rows + column))
+        budget = max(self._beside(kept), row + item * self.d_vocab, row + _NARROWEST * (column + item))
+        most = min(TILE_ROWS, ROW_ELEMENTS // self.d_model)
+        beside = max(most // 2, most - kept // row)
+        rows = max(1, min(n_rows, beside, budget // 2 // row))
+        words = max(1, TILE_ELEMENTS // rows // _NARROWEST) * _NARROWEST  # whole numbers of it are multiplied faster
+        words = min(words, (budget - rows * row) // (item * rows + column))
         return rows, max(1, min(words, self.d_vocab))
+
+    def _beside(self, kept: int) -> int:
+        """What the budget leaves beside that, but at least half of it."""
+        return max(1, self.budget - kept, self.budget // 2)
 
     @property
     def casts(self) -> bool:
@@ -175,10 +190,10 @@ def _in_chunks(
     readout: Readout, rows: Rows, groups: Groups, n_rows: int, fields: Sequence[str], probe: Probe | None = None
 ) -> Levels:
     """Levels of all rows, whole rows of logits at a time."""
-    chunk = readout.chunk(n_rows)
+    found = Levels.empty(len(groups(torch.arange(0))), n_rows, fields)
+    chunk = readout.chunk(n_rows, found.nbytes)
     plain = readout.transform is None and readout.dtype in (torch.float32, torch.float64)
     buffer = torch.empty(chunk, readout.d_vocab, dtype=readout.dtype, device=readout.device) if plain else None
-    found = Levels.empty(len(groups(torch.arange(0))), n_rows, fields)
     for start in range(0, n_rows, chunk):
         some = torch.arange(start, min(start + chunk, n_rows))
         logits = readout.logits(rows(some), None if buffer is None else buffer[: len(some)])
@@ -191,10 +206,10 @@ def _in_chunks(
 
 def _in_tiles(readout: Readout, rows: Rows, groups: Groups, n_rows: int, fields: Sequence[str]) -> Levels:
     """The same without ever holding a row's logits together."""
-    chunk, words = readout.tile(n_rows)
+    found = Levels.empty(len(groups(torch.arange(0))), n_rows, fields)
+    chunk, words = readout.tile(n_rows, found.nbytes)
     buffer = torch.empty(chunk * words, dtype=readout.dtype)
     most = words if readout.casts else readout.d_vocab  # where nothing is cast, few rows take more words at a time
-    found = Levels.empty(len(groups(torch.arange(0))), n_rows, fields)
     for start in range(0, n_rows, chunk):
         some = torch.arange(start, min(start + chunk, n_rows))
         found.put(start, _levels_in_tiles(readout, rows(some), groups(some), buffer, most))
