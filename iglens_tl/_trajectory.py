@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels, wide
+from iglens_tl._core.levels import FIELDS_OF, Levels, wide
 from iglens_tl._core.readout import Readout, levels_in_blocks
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._core.states import Rows, States
@@ -297,18 +297,24 @@ def read_checked(run: Trajectory, metric: str = "prob") -> Levels:
         ReadoutMismatchError: where the last state does not read as the model's own probability.
         ValueError: for logits that are not finite.
     """
-    states, last = run.path.states, run.last_levels
-    fields = FIELDS if run.said is not None else FIELDS_OF[metric]
-    if last is None:
+    states, groups, last = run.path.states, run.path.groups, run.last_levels
+    fields = FIELDS_OF[metric]
+    if last is None and run.said is None:
         return checked(run, read_states(run.readout, run.path, fields=fields))
-    levels = Levels.empty(len(run.path.groups), len(states) * run.path.n_tokens, fields)
-    levels.put(0, read_states(run.readout, Path(states[:-1], run.path.groups), fields=fields))
-    levels.put((len(states) - 1) * run.path.n_tokens, last)
-    return checked(run, levels)
+    if last is None:
+        last = read_states(run.readout, Path(states[-1:], groups))  # what is compared is kept of these alone
+    before = read_states(run.readout, Path(states[:-1], groups), fields=fields)
+    return checked(run, Levels.join([before, last]), last)
 
 
-def checked(run: Trajectory, levels: Levels) -> Levels:
-    """The levels that came, if they are finite and their last state is the model's own; raises as `read_checked`."""
+def checked(run: Trajectory, levels: Levels, last: Levels | None = None) -> Levels:
+    """The levels that came, if they are finite and their last state is the model's own; raises as `read_checked`.
+
+    Args:
+        run: of the levels.
+        levels: at every state.
+        last: at the last state with all `FIELDS`, where `levels` have fewer.
+    """
     if run.said is not None:
         _check_said(run, run.said)
     n = run.path.n_tokens
@@ -322,7 +328,7 @@ def checked(run: Trajectory, levels: Levels) -> Levels:
             f"wider type: dtype={wider}."
         )
     if run.said is not None:
-        check_against_model(run, levels.at(slice(-n, None)), run.said)
+        check_against_model(run, levels.at(slice(-n, None)) if last is None else last, run.said)
     return levels
 
 

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from iglens_tl._asked import refuse_sets, settings_of, token_fields
 from iglens_tl._checks import ESTIMATORS, METRICS, memory_size, one_of, whole_number
-from iglens_tl._core.levels import Levels
 from iglens_tl._core.segments import integrate, read_steps
 from iglens_tl._request import Lens, Request
 from iglens_tl._trajectory import Trajectory, ordinary_tensors, read_checked, trajectory
@@ -95,10 +94,10 @@ def ig_lens(
             cache, or kept by the pass; a `lens` gets, and gives back, copies of all) and what it returns: logits, rows on their
             way, the copies that norm and checks make, what is kept of the rows that were read (up to half of it), and an
             unembedding cast to another `dtype`. A row of logits and the copies of its state (of a cast unembedding 64 words) are
-            the least. On top come up to 50 bytes a row (80 beside `logits=`) and a few MB a thread of the matrix product's own.
-            None is an eighth of what is free, at most 64 MiB on a CPU (more is no faster; a plain unembedding is read in tiles
-            and takes some 10 MB) and 512 MiB on an accelerator, beside a cast copy of the unembedding for gradients, or for
-            `TOP` of a cache, where that fits an eighth of what is free, too.
+            the least. On top come 20 to 100 bytes a row (most for log-odds against `incorrect_targets`) and a few MB a thread of
+            the matrix product's own. None is an eighth of what is free, at most 64 MiB on a CPU (more is no faster; a plain
+            unembedding is read in tiles and takes some 10 MB) and 512 MiB on an accelerator, beside a cast copy of the
+            unembedding for gradients, or for `TOP` of a cache, where that fits an eighth of what is free, too.
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.
@@ -122,6 +121,8 @@ def ig_lens(
     run = trajectory(request, budget=budget)
     levels = read_checked(run, metric)
     values = levels.value(metric).reshape(run.path.n_segments + 1, -1)
+    is_top = levels.is_top.reshape(values.shape)
+    del levels  # of every row there is enough to hold
     steps = None
     if estimator == "prediction_aware":
         credits = values.diff(dim=0)
@@ -130,7 +131,7 @@ def ig_lens(
     else:
         credits = integrate(run.readout, run.path, metric, estimator, n_steps)
     settings = _settings(request, metric, n_steps, run)
-    return result_of(run, levels, values, credits, steps, metric, estimator, settings)
+    return result_of(run, is_top, values, credits, steps, metric, estimator, settings)
 
 
 def _settings(request: Request, metric: str, n_steps: int, run: Trajectory) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def _settings(request: Request, metric: str, n_steps: int, run: Trajectory) -> d
 
 def result_of(
     run: Trajectory,
-    levels: Levels,
+    is_top: Tensor,
     values: Tensor,
     credits: Tensor,
     steps: Tensor | None,
@@ -154,7 +155,7 @@ def result_of(
         total=run.on_grid(total),
         gap=run.on_grid(credits.sum(0) - total),
         model_value=None if run.said is None else run.on_grid(run.said.value(metric)),
-        is_top=run.on_grid(levels.is_top.reshape(values.shape), fill=False),
+        is_top=run.on_grid(is_top, fill=False),
         steps=None if steps is None else run.on_grid(steps),
         state_labels=run.states.state_labels,
         segment_labels=run.states.segment_labels,

@@ -200,7 +200,8 @@ def _whole(run: Trajectory, levels: Levels, metric: str, settings: dict[str, Any
     if path == "straight":
         levels = Levels.join([levels.at(slice(0, n)), levels.at(slice(-n, None))])
     values = levels.value(metric).reshape(-1, n)
-    whole = result_of(run, levels, values, values.diff(dim=0), None, metric, "prediction_aware", settings)
+    is_top = levels.is_top.reshape(values.shape)
+    whole = result_of(run, is_top, values, values.diff(dim=0), None, metric, "prediction_aware", settings)
     if path == "sequential" or run.states.base == "embed":
         return whole
     return replace(whole, segment_labels=(merged_label("base", f"{run.host.n_layers - 1}"),))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ESTIMATORS, memory_size, one_of, whole_number
-from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels
+from iglens_tl._core.levels import FIELDS_OF, Levels
 from iglens_tl._core.quadrature import quadrature
 from iglens_tl._core.readout import COPIES, COPIES_OF_GRADIENTS
 from iglens_tl._model.head import readout_of
@@ -42,7 +42,8 @@ class Estimate:
             shares, a zero baseline) are read once. A `TOP` that is read through a `lens` costs a row a token more.
         gradient_rows: how many of them are read with a gradient, which costs about three times as much.
         flops: of the unembedding's matrix products, gradients included.
-        chunk_rows: rows that are read at a time.
+        chunk_rows: rows that are read at a time, for probabilities (what is kept for log-odds takes the place of some); more
+            where many ask the same question, and of the last state, which is read alone where logits or `TOP` need it.
         logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
             last states must say what `TOP` is; seven times whole rows where gradients are taken): the part of the extra memory
             that grows with the vocabulary, and with neither layers nor tokens. All of it stays within `max_memory`.
@@ -118,10 +119,10 @@ def estimate(
     of_top = n_tokens if _reads_top(settled, request) else 0  # of the last states, which only a lens makes read again
     again = of_top if request.lens is not None else 0
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
-    said = settled.view is None or settled.logits is not None
+    alone = n_tokens if settled.view is None or settled.logits is not None or of_top > again else 0  # the last states
     n_groups = 1 + (request.incorrect_targets is not None)
-    kept = Levels.empty(n_groups, once, FIELDS if said else FIELDS_OF["prob"]).nbytes
-    chunk, words = readout.tile(once, kept)
+    kept = Levels.empty(n_groups, once - alone, FIELDS_OF["prob"]).nbytes
+    chunk, words = readout.tile(once - alone, kept)
     whole = min(of_top, rows_for_top(readout)) * readout.d_vocab
     if gradient_rows:
         chunk, words = min(gradient_rows, readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)), COPIES * readout.d_vocab

@@ -222,5 +222,20 @@ def test_many_rows_are_looked_through_a_few_at_a_time(most) -> None:
     assert ledger.peak <= tiles + results < state
 
 
+@pytest.mark.parametrize("with_logits", [False, True], ids=["no logits", "logits"])
+def test_four_times_the_tokens_take_a_call_the_same_memory(with_logits) -> None:
+    model = tiny(d_vocab=300, d_model=576, n_layers=30, n_heads=1, d_head=8, d_mlp=8, n_ctx=1024)
+    peaks = []
+    for n_prompts in (1, 4):
+        tokens = torch.randint(0, 300, (n_prompts, 1024), generator=torch.Generator().manual_seed(n_prompts))
+        with torch.no_grad():
+            logits, cache = model.run_with_cache(tokens, names_filter=lambda name: name.endswith(("_pre", "_post")))
+        given = {"logits": logits} if with_logits else {}
+        with Ledger() as ledger:
+            ig_lens(cache, tokens, targets=NEXT, positions=None, **given)
+        peaks.append(ledger.peak)
+    assert peaks[1] <= 1.1 * peaks[0]
+
+
 def cache_states(cache: Any) -> list[str]:
     return [name for name in cache if name.endswith(("hook_resid_pre", "hook_resid_post"))]

@@ -223,8 +223,8 @@ def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
     through, _ = counted(lambda: ig_lens(cache, tokens, positions=None, lens=lambda state, _: state), monkeypatch)
     assert estimate(cache, tokens, positions=None, lens=lambda state, _: state).rows == through == rows + found.n_tokens
     assert found.forwards == 0
-    assert found.logits_bytes == 4 * found.rows * D_VOCAB, (
-        "a tile of all rows, which is more than the last states whole"
+    assert found.logits_bytes == 4 * (found.rows - found.n_tokens) * D_VOCAB, (
+        "a tile of all but the last states, which is more than these whole"
     )
     assert found.state_bytes == 0, "they stay in the cache"
     slopes = estimate(cache, tokens, positions=None, estimator="midpoint", n_steps=3)

@@ -39,6 +39,9 @@ _NARROWEST = 64
 _COPIES_OF_ROWS = 6
 """What becomes of a state `[d_model]` on its way: as it came, together with others, and four more inside the norm."""
 
+_FEWEST_COPIES = 4
+"""How many of these there are at a time where the norm is an RMSNorm that makes the fewest."""
+
 COPIES_OF_GRADIENTS = 24
 """The same with a gradient: what the graph keeps of the norm, what comes back, and the way in float64."""
 
@@ -135,7 +138,7 @@ class Readout:
         # no less than a row of logits: products of a few words alone would take for ever
         budget = max(self._beside(kept), row + item * self.d_vocab, row + _NARROWEST * (column + item))
         most = min(TILE_ROWS, ROW_ELEMENTS // self.d_model)
-        beside = max(most // 2, most - kept // row)
+        beside = max(most // 2, most - kept // (_FEWEST_COPIES * item * self.d_model))
         rows = max(1, min(n_rows, beside, budget // 2 // row))
         words = max(1, TILE_ELEMENTS // rows // _NARROWEST) * _NARROWEST  # whole numbers of it are multiplied faster
         words = min(words, (budget - rows * row) // (item * rows + column))
