@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.levels import FIELDS_OF, Levels, wide
+from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels, wide
 from iglens_tl._core.readout import Readout, levels_in_blocks
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._core.states import Rows, States
@@ -299,10 +299,8 @@ def read_checked(run: Trajectory, metric: str = "prob") -> Levels:
     """
     states, groups, last = run.path.states, run.path.groups, run.last_levels
     fields = FIELDS_OF[metric]
-    if last is None and run.said is None:
-        return checked(run, read_states(run.readout, run.path, fields=fields))
-    if last is None:
-        last = read_states(run.readout, Path(states[-1:], groups))  # what is compared is kept of these alone
+    if last is None:  # alone even where nothing is compared, so that a cache says to the bit what a run says
+        last = read_states(run.readout, Path(states[-1:], groups), fields=fields if run.said is None else FIELDS)
     before = read_states(run.readout, Path(states[:-1], groups), fields=fields)
     return checked(run, Levels.join([before, last]), last)
 

@@ -43,7 +43,7 @@ class Estimate:
         gradient_rows: how many of them are read with a gradient, which costs about three times as much.
         flops: of the unembedding's matrix products, gradients included.
         chunk_rows: rows that are read at a time, for probabilities (what is kept for log-odds takes the place of some); more
-            where many ask the same question, and of the last state, which is read alone where logits or `TOP` need it.
+            where many ask the same question, and of the last state, which is read alone.
         logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
             last states must say what `TOP` is; seven times whole rows where gradients are taken): the part of the extra memory
             that grows with the vocabulary, and with neither layers nor tokens. All of it stays within `max_memory`.
@@ -119,10 +119,9 @@ def estimate(
     of_top = n_tokens if _reads_top(settled, request) else 0  # of the last states, which only a lens makes read again
     again = of_top if request.lens is not None else 0
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
-    alone = n_tokens if settled.view is None or settled.logits is not None or of_top > again else 0  # the last states
-    n_groups = 1 + (request.incorrect_targets is not None)
-    kept = Levels.empty(n_groups, once - alone, FIELDS_OF["prob"]).nbytes
-    chunk, words = readout.tile(once - alone, kept)
+    before = once - n_tokens  # the last states are read alone
+    kept = Levels.empty(1 + (request.incorrect_targets is not None), before, FIELDS_OF["prob"]).nbytes
+    chunk, words = readout.tile(before, kept)
     whole = min(of_top, rows_for_top(readout)) * readout.d_vocab
     if gradient_rows:
         chunk, words = min(gradient_rows, readout.rows_per_chunk(COPIES, COPIES_OF_GRADIENTS)), COPIES * readout.d_vocab
