@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl._checks import ReadoutMismatchError, shorten
-from iglens_tl._core.levels import FIELDS, FIELDS_OF, Levels, wide
+from iglens_tl._core.levels import FIELDS_OF, Levels, wide
 from iglens_tl._core.readout import Readout, levels_in_blocks
 from iglens_tl._core.segments import Path, read_states
 from iglens_tl._core.states import Rows, States
@@ -236,6 +236,9 @@ def _read_top(readout: Readout, points: States, groups: Sequence[Tensor | None],
     return tops, levels
 
 
+COMPARED = ("log_top",)
+"""What else is kept of every row where the last state is compared with the model's own logits."""
+
 _AT_A_TIME = 1 << 16
 """Elements of states that are looked at together."""
 
@@ -298,21 +301,15 @@ def read_checked(run: Trajectory, metric: str = "prob") -> Levels:
         ValueError: for logits that are not finite.
     """
     states, groups, last = run.path.states, run.path.groups, run.last_levels
-    fields = FIELDS_OF[metric]
-    if last is None:  # alone even where nothing is compared, so that a cache says to the bit what a run says
-        last = read_states(run.readout, Path(states[-1:], groups), fields=fields if run.said is None else FIELDS)
+    fields = FIELDS_OF[metric] if run.said is None else (*FIELDS_OF[metric], *COMPARED)
+    if last is None:
+        return checked(run, read_states(run.readout, run.path, fields=fields))
     before = read_states(run.readout, Path(states[:-1], groups), fields=fields)
-    return checked(run, Levels.join([before, last]), last)
+    return checked(run, Levels.join([before, last]))
 
 
-def checked(run: Trajectory, levels: Levels, last: Levels | None = None) -> Levels:
-    """The levels that came, if they are finite and their last state is the model's own; raises as `read_checked`.
-
-    Args:
-        run: of the levels.
-        levels: at every state.
-        last: at the last state with all `FIELDS`, where `levels` have fewer.
-    """
+def checked(run: Trajectory, levels: Levels) -> Levels:
+    """The levels that came, if they are finite and their last state is the model's own; raises as `read_checked`."""
     if run.said is not None:
         _check_said(run, run.said)
     n = run.path.n_tokens
@@ -326,7 +323,7 @@ def checked(run: Trajectory, levels: Levels, last: Levels | None = None) -> Leve
             f"wider type: dtype={wider}."
         )
     if run.said is not None:
-        check_against_model(run, levels.at(slice(-n, None)) if last is None else last, run.said)
+        check_against_model(run, levels.at(slice(-n, None)), run.said)
     return levels
 
 

@@ -26,7 +26,7 @@ from iglens_tl._core.quadrature import quadrature
 from iglens_tl._core.readout import COPIES, COPIES_OF_GRADIENTS
 from iglens_tl._model.head import readout_of
 from iglens_tl._request import Lens, Request, Settled, settle
-from iglens_tl._trajectory import ordinary_tensors, rows_for_top
+from iglens_tl._trajectory import COMPARED, ordinary_tensors, rows_for_top
 from iglens_tl.targets import TOP
 
 
@@ -43,7 +43,7 @@ class Estimate:
         gradient_rows: how many of them are read with a gradient, which costs about three times as much.
         flops: of the unembedding's matrix products, gradients included.
         chunk_rows: rows that are read at a time, for probabilities (what is kept for log-odds takes the place of some); more
-            where many ask the same question, and of the last state, which is read alone.
+            where many ask the same question, and of last states that are read to say what `TOP` is.
         logits_bytes: what their logits take (those of a tile of the vocabulary, where it is read in tiles; whole rows where the
             last states must say what `TOP` is; seven times whole rows where gradients are taken): the part of the extra memory
             that grows with the vocabulary, and with neither layers nor tokens. All of it stays within `max_memory`.
@@ -119,8 +119,10 @@ def estimate(
     of_top = n_tokens if _reads_top(settled, request) else 0  # of the last states, which only a lens makes read again
     again = of_top if request.lens is not None else 0
     rows = once + (n_states - 1) * inner * n_tokens + gradient_rows + again
-    before = once - n_tokens  # the last states are read alone
-    kept = Levels.empty(1 + (request.incorrect_targets is not None), before, FIELDS_OF["prob"]).nbytes
+    said = settled.view is None or settled.logits is not None
+    before = once - (n_tokens if of_top > again else 0)  # the last states have been read already
+    fields = (*FIELDS_OF["prob"], *COMPARED) if said else FIELDS_OF["prob"]
+    kept = Levels.empty(1 + (request.incorrect_targets is not None), before, fields).nbytes
     chunk, words = readout.tile(before, kept)
     whole = min(of_top, rows_for_top(readout)) * readout.d_vocab
     if gradient_rows:
