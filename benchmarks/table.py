@@ -84,6 +84,9 @@ LINES: tuple[Ratio | Amount, ...] = (
         "with the product's work space and what the allocator leaves unused (glibc by itself keeps up to twice that)",
     ),
     Amount(
+        "the process grows by, 4,096 tokens x 31 states", "ig_lens, extra peak, 4,096 tokens x 31 states", 1e6, "MB", "likewise",
+    ),
+    Amount(
         "the process grows by, `logit_lens`, 256 tokens x 31 states", "logit_lens, extra peak, 256 tokens x 31 states", 1e6,
         "MB", "it looks for the most probable tokens and so reads whole rows",
     ),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from iglens_tl import NEXT, Estimate, estimate, ig_lens
+from iglens_tl import NEXT, TOP, Estimate, estimate, ig_lens
 from iglens_tl._core import readout as module
 from iglens_tl._core.readout import TILE_ROWS, Readout, read, value_and_gradient
 from iglens_tl._model.head import readout_of
@@ -238,18 +238,22 @@ def test_the_estimate_of_a_cache(kind, monkeypatch) -> None:
 
 
 @each_kind
-@pytest.mark.parametrize("with_model", [False, True])
-def test_the_estimate_says_how_many_rows_are_read_at_a_time(kind, with_model, monkeypatch) -> None:
+@pytest.mark.parametrize("targets", [7, TOP], ids=["an id", "TOP"])
+@pytest.mark.parametrize("asked", ["model", "cache", "cache and logits"])
+def test_the_estimate_says_how_many_rows_are_read_at_a_time(kind, asked, targets, monkeypatch) -> None:
     model, tokens = (
         tiny(kind, d_vocab=300),
         torch.arange(300).reshape(25, 12),
     )  # no word twice, so no state is read once for two
-    asked = model if with_model else cached(model, tokens)
-    found = estimate(asked, tokens, positions=None, targets=7)
+    settings: dict = {"positions": None, "targets": targets}
+    if asked == "cache and logits":
+        settings["logits"] = model(tokens)
+    of = model if asked == "model" else cached(model, tokens)
+    found = estimate(of, tokens, **settings)
     seen: list[int] = []
     tiles = module._levels_in_tiles
     monkeypatch.setattr(module, "_levels_in_tiles", lambda r, x, *rest: seen.append(len(x)) or tiles(r, x, *rest))
-    ig_lens(asked, tokens, positions=None, targets=7)
+    ig_lens(of, tokens, **settings)
     assert max(seen) == found.chunk_rows < TILE_ROWS < found.rows, "what is kept of all rows has its place among them"
 
 
