@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from iglens_tl._agreement import agree, allowed_log, coarsest
 from iglens_tl._checks import ReadoutMismatchError, shorten
 from iglens_tl._core.levels import FIELDS_OF, Levels, wide
 from iglens_tl._core.readout import Readout, levels_in_blocks
@@ -28,16 +29,6 @@ from iglens_tl._model.tokens import Prompts
 from iglens_tl._plan import PositionPlan, StatePlan
 from iglens_tl._request import Lens, Request, Settled, settle
 from iglens_tl.targets import TOP
-
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
-"""How far the readout of the last state may be from the model's own probability, by the coarsest dtype involved.
-
-Measured: 0 through the model's own modules, up to 3e-6 in float32 where the product runs in another order; a readout
-that skips a step of the model is off by 1e-3 and more.
-"""
-
-LOG_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-"""The same for log-probabilities, relative to the size of the logits: a token of no probability is checked as well."""
 
 
 @contextmanager
@@ -354,23 +345,21 @@ def _where(plan: PositionPlan, rows: Tensor) -> str:
 
 def check_against_model(run: Trajectory, read: Levels, said: Levels) -> None:
     """Compare the readout of the last state with the model's own logits, for the target and for the most probable token."""
-    involved = {run.readout.dtype, run.path.dtype, run.said_dtype or run.readout.dtype}
-    coarsest = max(involved, key=lambda dtype: torch.finfo(dtype).eps)
-    off = (read.log_target.exp() - said.log_target.exp()).abs().amax(0)
-    scale = said.log_target.abs().amax(0).clamp(min=10) / 10
-    log_off = (
-        torch.maximum((read.log_target - said.log_target).abs().amax(0), (read.log_top - said.log_top).abs()) / scale
-    )
-    bad = ~(off <= TOLERANCE[coarsest]) | ~(log_off <= LOG_TOLERANCE[coarsest])
+    dtype = coarsest(run.readout.dtype, run.path.dtype, run.said_dtype or run.readout.dtype)
+    of_top = said.log_top + said.logit - said.log_target  # the largest logit itself
+    size = torch.maximum(said.logit.abs(), of_top.abs())
+    good, off, most = agree(dtype, read.log_target, said.log_target, size)
+    top = (read.log_top - said.log_top).abs() <= allowed_log(dtype, said.log_top, size.amax(0))
+    bad = ~(good.all(0) & top)
     if not bool(bad.any()):
         return
-    worst = int(torch.where(bad, off + log_off, -1.0).argmax())
+    worst = int(torch.where(bad, off.amax(0), -1.0).argmax())
     batch, pos = (int(index[worst]) for index in run.positions.rows)
     raise ReadoutMismatchError(
         f"the last state reads as p = {read.log_target[0, worst].exp():.6g} (log p = {read.log_target[0, worst]:.4f}) at prompt "
         f"{batch} position {pos}, the model itself says {said.log_target[0, worst].exp():.6g} (log p = "
-        f"{said.log_target[0, worst]:.4f}); {int(bad.sum())} of {len(bad)} positions disagree beyond {TOLERANCE[coarsest]:g}. "
-        + _likely_cause(run)
+        f"{said.log_target[0, worst]:.4f}); {int(bad.sum())} of {len(bad)} positions disagree beyond what "
+        f"{str(dtype).removeprefix('torch.')} leaves open ({float(most[0, worst]):.2g} here). " + _likely_cause(run)
     )
 
 

@@ -86,7 +86,9 @@ def ig_lens(
             one adds `steps` and changes no credit.
         lens: `(state [rows, d_model], state_index) -> state`, applied to each state before the readout (a tuned-lens
             translator); at the last state it must be the identity.
-        dtype: precision of the readout; None is the model's own.
+        dtype: precision of the readout; None is the model's own. That the last state gives the model's own probability can be
+            checked only to the digits of the coarsest dtype involved: to 1e-5 in float32, in bfloat16 to 0.1 for p = 1/2 between
+            logits near 25, and closer for other p.
         logits: the model's logits `[batch, pos, d_vocab_out]` beside a cache, so that the last state can be checked.
         attention_mask: `[batch, pos]` of 0 and 1, beside token ids.
         prepend_bos: as TransformerLens's `to_tokens`, for strings.
@@ -94,10 +96,11 @@ def ig_lens(
             cache, or kept by the pass; a `lens` gets, and gives back, copies of all) and what it returns: logits, rows on their
             way, the copies that norm and checks make, what is kept of the rows that were read (up to half of it), and an
             unembedding cast to another `dtype`. A row of logits and the copies of its state (of a cast unembedding 64 words) are
-            the least. On top come 20 to 100 bytes a row (most for log-odds against `incorrect_targets`) and a few MB a thread of
-            the matrix product's own. None is an eighth of what is free, at most 64 MiB on a CPU (more is no faster; a plain
-            unembedding is read in tiles and takes some 10 MB) and 512 MiB on an accelerator, beside a cast copy of the
-            unembedding for gradients, or for `TOP` of a cache, where that fits an eighth of what is free, too.
+            the least. On top come 20 to 100 bytes a row (most for log-odds against `incorrect_targets`), 16 a token for each
+            word of a set of targets, and a few MB a thread of the matrix product's own. None is an eighth of what is free, at
+            most 64 MiB on a CPU (more is no faster; a plain unembedding is read in tiles and takes some 10 MB) and 512 MiB on
+            an accelerator, beside a cast copy of the unembedding for gradients, or for `TOP` of a cache, where that fits an
+            eighth of what is free, too.
 
     Returns:
         An `IGLensResult`: `attribution` `[segment, batch, pos]`, `values` `[segment + 1, batch, pos]`, `total`, `gap`.

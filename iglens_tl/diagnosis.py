@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from iglens_tl._agreement import agree, coarsest
 from iglens_tl._checks import shorten
 from iglens_tl._fragment import fragment, named
 from iglens_tl._model.head import Norm, norm_formula, readout_of, transform_of
 from iglens_tl._model.host import Host, hooked_points, host_of
 from iglens_tl._model.states import Wanted, check_states_exist, hook_name, run_and_collect
-from iglens_tl._trajectory import TOLERANCE
 
 PROBE_LENGTH = 6
 _SIGNS = {True: "✓", False: "✗", None: "•"}
@@ -154,12 +154,18 @@ def _identity(host: Host) -> tuple[bool | None, str]:
     last, logits = _last_state(host, tokens)
     readout = readout_of(host)
     with torch.no_grad():
-        off = float((_shares(readout.logits(last[0])) - _shares(logits[0])).abs().max())
-    tolerance = TOLERANCE[max((readout.dtype, logits.dtype), key=lambda dtype: torch.finfo(dtype).eps)]
-    words = (
-        f"largest difference in any token's probability {off:.1e} (allowed {tolerance:g}) on {tokens.shape[1]} tokens."
-    )
-    return off <= tolerance, words
+        good, off, most = _compared(readout.logits(last[0]), logits[0], coarsest(readout.dtype, logits.dtype))
+    words = f"largest difference in any token's probability {off:.1e} (allowed {most:.2g}) on {tokens.shape[1]} tokens."
+    return good, words
+
+
+def _compared(read: Tensor, said: Tensor, dtype: torch.dtype) -> tuple[bool, float, float]:
+    """Two sets of logits: whether all probabilities agree, where they are furthest apart, and how far they may be there."""
+    read, said = (logits.detach().double().cpu() for logits in (read, said))
+    size = torch.maximum(said.abs(), said.amax(-1, keepdim=True).abs())
+    _, off, most = agree(dtype, read.log_softmax(-1), said.log_softmax(-1), size)
+    worst = int((off / most).argmax())
+    return bool((off <= most).all()), float(off.flatten()[worst]), float(most.flatten()[worst])
 
 
 def _padding(host: Host) -> tuple[bool | None, str]:
@@ -171,13 +177,12 @@ def _padding(host: Host) -> tuple[bool | None, str]:
     mask = torch.ones_like(padded)
     mask[:, PROBE_LENGTH:] = 0
     _, filled = _last_state(host, padded, mask)
-    off = float((_shares(filled[0, :PROBE_LENGTH]) - _shares(alone[0])).abs().max())
-    tolerance = TOLERANCE[alone.dtype]
-    if off <= tolerance:
+    good, off, most = _compared(filled[0, :PROBE_LENGTH], alone[0], alone.dtype)
+    if good:
         return True, f"tokens after a prompt do not change it ({off:.1e}): prompts of unequal length can share a batch."
     return (
         False,
-        f"tokens after a prompt change its probabilities by {off:.1e} (allowed {tolerance:g}): not a causal model.",
+        f"tokens after a prompt change its probabilities by {off:.1e} (allowed {most:.2g}): not a causal model.",
     )
 
 
@@ -192,11 +197,6 @@ def _last_state(host: Host, tokens: Tensor, mask: Tensor | None = None) -> tuple
     last = Wanted(hook_name(2 * host.n_layers, host.n_layers), lambda full: full)
     kept, logits = run_and_collect(host, tokens.to(device), None if mask is None else mask.to(device), [last])
     return kept[0], logits
-
-
-def _shares(logits: Tensor) -> Tensor:
-    wide = logits.detach().double().cpu()
-    return (wide - wide.logsumexp(-1, keepdim=True)).exp()
 
 
 _CHECKS: dict[str, Callable[[Host], tuple[bool | None, str]]] = {

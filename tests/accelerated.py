@@ -22,7 +22,7 @@ import torch
 
 import iglens_tl
 from iglens_tl import ig_lens, logit_lens
-from iglens_tl._trajectory import TOLERANCE
+from iglens_tl._agreement import TOLERANCE
 from tests import models
 from tests.families import FAMILIES
 from tests.models import BATCH

@@ -90,6 +90,7 @@ LEVELS = {
     "_model.direction": 32,
     "_model.greedy": 33,
     "_model": 36,
+    "_agreement": 10,
     "_request": 40,
     "_trajectory": 41,
     "_asked": 42,
