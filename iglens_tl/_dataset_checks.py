@@ -12,11 +12,14 @@ from iglens_tl._asked import refuse_sets
 from iglens_tl._batches import Question
 from iglens_tl._checks import ESTIMATORS, METRICS, memory_size, one_of, whole_number
 from iglens_tl._dataset_source import Columns, Facts
-from iglens_tl._model.answers import target_ids
+from iglens_tl._model.answers import refuse_overlap, target_ids
 from iglens_tl._model.host import Host
-from iglens_tl._plan import plan_positions
+from iglens_tl._plan import PositionPlan, plan_positions
 from iglens_tl._request import Request, settle
 from iglens_tl.targets import NEXT, TOP, Target
+
+_LONG = 2**16
+"""Tokens of a prompt that stands for any, where the model has no longest."""
 
 
 def check_numbers(settings: Mapping[str, Any], max_memory: Any) -> None:
@@ -56,14 +59,20 @@ def per_prompt(spec: Any) -> bool:
 
 def check_settings(host: Host, question: Question, settings: Mapping[str, Any]) -> None:
     """Refuse settings that no prompt could meet; runs nothing."""
-    token = torch.zeros(1, 1, dtype=torch.long)
-    baseline = "embed" if per_prompt(settings["baseline"]) else settings["baseline"]
+    token = torch.zeros(1, host.max_tokens or _LONG, dtype=torch.long)  # the longest prompt that there could be
+    plan = _longest_plan(question.positions, token)
+    fixed = not (question.positions is None or isinstance(question.positions, slice))
+    """Whether every prompt has as many positions: else what goes by position can be judged of a prompt alone."""
+    baseline = settings["baseline"]
+    if per_prompt(baseline):
+        baseline = baseline[:1] if fixed or baseline.ndim == 2 else baseline[:1, :1]
     settle(
         Request(
             host.model,
             token,
             TOP,
             attention_mask=torch.ones_like(token),
+            positions=question.positions if fixed else -1,
             layers=settings["layers"],
             incl_mid=settings["incl_mid"],
             baseline=baseline,
@@ -79,10 +88,38 @@ def check_settings(host: Host, question: Question, settings: Mapping[str, Any]) 
             "targets=NEXT: the last token of a prompt has no next token. Select earlier positions, for example "
             "positions=None or positions=-2."
         )
-    plan = plan_positions(-1, torch.ones(1, 1, dtype=torch.bool))
-    for name, spec in zip(("targets", "incorrect_targets"), both, strict=True):
-        shared = not (
-            spec is None or isinstance(spec, (Target, list, tuple)) or (isinstance(spec, Tensor) and spec.ndim)
+    if isinstance(question.targets, Target) and question.targets is question.incorrect:
+        raise ValueError(
+            f"targets and incorrect_targets are both {question.targets.name}: their difference says nothing."
         )
-        if shared:
-            target_ids(host, spec, plan, None, name)
+    _check_targets(host, both, plan if fixed else plan_positions(-1, torch.ones(1, 1, dtype=torch.bool)), fixed)
+
+
+def _longest_plan(positions: Any, token: Tensor) -> PositionPlan:
+    try:
+        return plan_positions(positions, torch.ones_like(token, dtype=torch.bool))
+    except ValueError as error:
+        raise ValueError(
+            f"positions={positions!r}: not even a prompt of {token.shape[1]:,} tokens has such a position."
+        ) from error
+
+
+def _check_targets(host: Host, both: tuple[Any, Any], plan: PositionPlan, fixed: bool) -> None:
+    """Refuse targets that all prompts share and that are none, or that have another shape than any prompt's positions."""
+    found: list[Tensor | None] = []
+    for name, spec in zip(("targets", "incorrect_targets"), both, strict=True):
+        if spec is None or isinstance(spec, (Target, list, tuple)):
+            continue
+        standin = _standin(spec, fixed)
+        ids, _ = target_ids(host, spec if standin is None else standin, plan, None, name)
+        found.append(ids if standin is None else None)
+    if len(found) == 2 and found[0] is not None and found[1] is not None:
+        refuse_overlap(found[0], found[1], plan.mask)
+
+
+def _standin(spec: Any, fixed: bool) -> Tensor | None:
+    """Ids in the shape of one prompt's, as far as that can be judged, where a tensor is not the same for all; else None."""
+    if not isinstance(spec, Tensor) or not spec.ndim or (fixed and not per_prompt(spec)):
+        return None
+    one = spec[0] if per_prompt(spec) else spec
+    return torch.zeros_like(one if fixed else one.reshape(-1)[:1])

@@ -18,7 +18,7 @@ from typing import Any
 from iglens_tl._checks import plain, shorten
 from iglens_tl.targets import TokenSet
 
-JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Endings of a file that holds one JSON value a line."""
 
 
@@ -146,13 +146,17 @@ def _json(line: str | Broken) -> Any:
 
 
 def _parquet_rows(path: Path, columns: Columns) -> Iterator[Any]:
+    import pyarrow as pa
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
-        there = file.schema_arrow.names
-        wanted = [name for name in vars(columns).values() if name in there] or there
-        for batch in file.iter_batches(batch_size=1024, columns=wanted):
-            yield from batch.to_pylist()
+    try:
+        with parquet.ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            wanted = [name for name in vars(columns).values() if name in there] or there
+            for batch in file.iter_batches(batch_size=1024, columns=wanted):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} cannot be read as a Parquet file: {error}") from error
 
 
 def _row(index: int, raw: Any, columns: Columns) -> Row:

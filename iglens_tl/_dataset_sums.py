@@ -32,23 +32,25 @@ class Sums:
         onset_counts: tokens by rule and label.
     """
 
-    n_done: int = 0
+    done: set[int] = field(default_factory=set[int])
     n_tokens: int = 0
     labels: dict[int, tuple[Any, ...]] = field(default_factory=dict[int, tuple[Any, ...]])
     per_prompt: list[Any] = field(default_factory=list[Any])
     onset_counts: Counter[tuple[str, str | None]] = field(default_factory=Counter[tuple[str, "str | None"]])
     failed: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
 
-    def add(self, table: pyarrow.Table) -> None:
-        """Add a shard that holds the columns of `SUMMED`."""
+    def add(self, table: pyarrow.Table) -> list[int]:
+        """Add a shard that holds the columns of `SUMMED`; gives those of its prompts that another one held already."""
         pc: Any = import_module("pyarrow.compute")  # its functions are made when it is imported
 
-        self.n_done += len(pc.unique(table["prompt_index"]))
+        prompts: list[int] = pc.unique(table["prompt_index"]).to_pylist()
+        twice = [index for index in prompts if index in self.done]
+        self.done.update(prompts)
         failed = table.filter(pc.is_valid(table["error"]))
         self.failed += list(zip(failed["prompt_index"].to_pylist(), failed["error"].to_pylist(), strict=True))
         rows = table.filter(pc.is_null(table["error"]))
         if not rows.num_rows:
-            return
+            return twice
         frame = rows.select(["prompt_index", "segment_index", "credit", *_LABELS]).to_pandas()
         for index, *labels in frame[["segment_index", *_LABELS]].drop_duplicates().itertuples(index=False):
             self.labels.setdefault(int(index), tuple(labels))
@@ -58,6 +60,7 @@ class Sums:
         self.n_tokens += tokens.num_rows
         for rule in RULES:
             self.onset_counts.update((rule, label) for label in tokens[f"onset_{rule}"].to_pylist())
+        return twice
 
     def segments(self, confidence: float) -> pandas.DataFrame:
         import pandas as pd

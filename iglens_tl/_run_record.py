@@ -30,7 +30,7 @@ def identity_of(facts: Facts, model: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _told(value: Any) -> Any:
-    """A setting as a JSON value: tensors and long lists by their digest, functions by their name."""
+    """A setting as a JSON value: tensors and long lists by their digest."""
     if isinstance(value, Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"tensor {list(value.shape)} {value.dtype}, sha256 {hashlib.sha256(raw).hexdigest()[:16]}"
@@ -38,8 +38,6 @@ def _told(value: Any) -> Any:
         text = repr(value)
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         return text if len(text) <= 200 else f"list of {len(value)}, sha256 {digest}"
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
     return value if value is None or isinstance(value, (str, int, float)) else repr(value)
 
 

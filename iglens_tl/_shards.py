@@ -29,6 +29,7 @@ KEY = b"iglens_tl"
 FORMAT = 1
 RECORD, LOCK = "_run.json", "_lock"
 _SHARD = re.compile(r"prompts-(\d+)-n(\d+)\.parquet")
+_HALF = re.compile(r"\.[0-9a-f]{32}\.tmp")
 _SAFE = "What the folder holds is whole; the same call or command goes on from there."
 
 
@@ -61,11 +62,7 @@ class RunFolder:
                     f"{path} is a shard of another run. Move it out of the folder, or choose another folder."
                 )
             prompts += about["prompts"]
-        twice = sorted(index for index, times in Counter(prompts).items() if times > 1)
-        if twice:
-            raise ValueError(
-                f"several shards in {self.path} hold prompt {shorten(twice)}. Delete all but one of them and run again."
-            )
+        refuse_twice(self.path, [index for index, times in Counter(prompts).items() if times > 1])
         return prompts
 
     def record(self) -> dict[str, Any] | None:
@@ -78,11 +75,17 @@ class RunFolder:
             record = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{self.path / RECORD} is damaged ({error}); choose another folder.") from error
-        if record["format"] > FORMAT:
+        written, identity = (record.get("format"), record.get("identity")) if isinstance(record, dict) else (None, None)
+        if isinstance(written, int) and written > FORMAT:
             raise ValueError(
-                f"{self.path} is of format {record['format']}, this version of iglens_tl reads up to {FORMAT}: upgrade "
-                "iglens_tl."
+                f"{self.path} is of format {written}, this version of iglens_tl reads up to {FORMAT}: upgrade iglens_tl."
             )
+        if (
+            not isinstance(written, int)
+            or not isinstance(identity, dict)
+            or not {"data", "model", "settings"} <= set(identity)
+        ):
+            raise ValueError(f"{self.path / RECORD} is no record of a run of run_dataset; choose another folder.")
         return record
 
     def start(self, record: Mapping[str, Any]) -> None:
@@ -117,7 +120,9 @@ class RunFolder:
         header = json.dumps({"format": FORMAT, "prompts": sorted(prompts), **about}, sort_keys=True)
         buffer = pa.BufferOutputStream()
         kept = table.schema.metadata or {}
-        parquet.write_table(table.replace_schema_metadata({**kept, KEY: header}), buffer, compression="zstd")
+        parquet.write_table(
+            table.replace_schema_metadata({**kept, KEY: header}), buffer, compression="zstd", write_page_checksum=True
+        )
         what = f"the rows of {len(prompts)} prompts"
         return self._put(f"prompts-{min(prompts):09d}-n{len(prompts)}.parquet", buffer.getvalue(), what)
 
@@ -140,8 +145,9 @@ class RunFolder:
 
     def clean(self) -> None:
         """Remove what killed runs left half written; only while no other run writes here."""
-        for path in self.path.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+        for path in self.path.iterdir():
+            if _HALF.fullmatch(path.name):  # by our own names alone: others may keep files here
+                path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Generator[Lock]:
@@ -223,18 +229,42 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         metadata = parquet.read_metadata(path).metadata or {}
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path} is no whole Parquet file ({error}). Delete it and run again.") from error
+        raise ValueError(_damaged(path, error)) from error
     if KEY not in metadata:
         raise ValueError(f"{path} is a Parquet file, but no shard of a run of iglens_tl. Move it out of the folder.")
     return json.loads(metadata[KEY])
 
 
 def read_shards(folder: RunFolder, columns: Sequence[str]) -> Iterator[pyarrow.Table]:
-    """Some columns of every shard, one shard at a time."""
+    """Some columns of every shard, one shard at a time.
+
+    Raises:
+        ValueError: for a shard that is damaged.
+    """
+    import pyarrow as pa
     from pyarrow import parquet
 
     for path in folder.shards():
-        yield parquet.ParquetFile(path).read(columns=list(columns))
+        try:
+            table = parquet.ParquetFile(path, page_checksum_verification=True).read(columns=list(columns))
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise ValueError(_damaged(path, error)) from error
+        lacking = [name for name in columns if name not in table.column_names]
+        if lacking:
+            raise ValueError(_damaged(path, f"no column {shorten(lacking)}"))
+        yield table
+
+
+def _damaged(path: Path, error: object) -> str:
+    return f"{path} is no whole Parquet file ({error}). Delete it and run again: its prompts are made anew."
+
+
+def refuse_twice(folder: Path, prompts: Sequence[int]) -> None:
+    """Refuse prompts that several shards hold."""
+    if prompts:
+        raise ValueError(
+            f"several shards in {folder} hold prompt {shorten(sorted(prompts))}. Delete all but one of them and run again."
+        )
 
 
 def open_folder(path: str | Path) -> RunFolder:

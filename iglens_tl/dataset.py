@@ -37,7 +37,7 @@ from iglens_tl._dataset_checks import check_against_rows, check_numbers, check_s
 from iglens_tl._dataset_source import Columns, facts_of, source_of
 from iglens_tl._dataset_sums import require_scipy
 from iglens_tl._model.host import Host, host_of, provenance
-from iglens_tl._model.identity import model_identity
+from iglens_tl._model.identity import function_identity, model_identity
 from iglens_tl._ranks import Ranks, first_decides, ranks_for, wait_for_all
 from iglens_tl._request import Lens
 from iglens_tl._shard_rows import failure_rows, result_rows
@@ -93,8 +93,8 @@ def run_dataset(
     Args:
         model: a `HookedTransformer` or a `TransformerBridge`.
         prompts: a list (of strings, lists of token ids, or mappings), the path of a text file (one prompt a line), of a
-            JSON-lines file (`.jsonl`) or of a Parquet file, or a `datasets.Dataset`. Token ids are run as they are, with
-            no padding assumed.
+            JSON-lines file (`.jsonl`, `.ndjson`, `.json`) or of a Parquet file, or a `datasets.Dataset`. Token ids are run as
+            they are, with no padding assumed.
         out: the folder; made where it is not there.
         prompt_column, target_column, incorrect_column: where rows with columns have the prompt and, if they have some,
             their own targets (a token string or id; a list of them is a `TokenSet`).
@@ -113,6 +113,7 @@ def run_dataset(
         UnsupportedModelError: for a model whose probability cannot be read this way.
         ValueError: for a folder of another run (other data, model or settings; each difference is named), or one that
             another run is writing into; for settings that no prompt could meet; where no row can be used.
+        TypeError: for a `lens` or a hook on the model that cannot be pickled, and so not told from another.
         OSError: where a shard cannot be written (a full disk): the same call goes on once there is room.
     """
     settings: dict[str, Any] = {
@@ -135,6 +136,7 @@ def run_dataset(
         "incorrect_targets": "of the rows" if facts.has_incorrect else asked[1],
         "positions": positions,
         "prepend_bos": prepend_bos,
+        "lens": None if lens is None else function_identity(host, lens, "lens"),
     }
     identity = _run_record.identity_of(facts, model_identity(host), told)
     keywords = {**settings, "positions": positions, "max_memory": max_memory}

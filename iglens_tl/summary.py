@@ -37,7 +37,7 @@ from iglens_tl._fragment import table as html_table
 from iglens_tl._layout import Column
 from iglens_tl._onset import RULES
 from iglens_tl._shard_rows import ONSET_FRACTION
-from iglens_tl._shards import open_folder, read_shards
+from iglens_tl._shards import open_folder, read_shards, refuse_twice
 
 if TYPE_CHECKING:
     import pandas
@@ -188,7 +188,7 @@ def summarize(out: str | Path, *, confidence: float = 0.95) -> DatasetSummary:
 
     Raises:
         FileNotFoundError: where there is no such folder.
-        ValueError: for a folder that is of no run, a damaged shard, or a confidence outside (0, 1).
+        ValueError: for a folder that is of no run, a damaged shard, a prompt in two shards, or a confidence outside (0, 1).
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}.")
@@ -198,13 +198,13 @@ def summarize(out: str | Path, *, confidence: float = 0.95) -> DatasetSummary:
     assert record is not None
     sums = Sums()
     for table in read_shards(folder, SUMMED):
-        sums.add(table)
+        refuse_twice(folder.path, sums.add(table))
     identity = record["identity"]
     metric = identity["settings"]["metric"]
     has_crossing = metric == "prob" and identity["settings"]["incorrect_targets"] is None
     return DatasetSummary(
         n_prompts=identity["data"]["rows"],
-        n_done=sums.n_done,
+        n_done=len(sums.done),
         n_tokens=sums.n_tokens,
         segments=sums.segments(confidence),
         onsets=sums.onsets([rule for rule in RULES if rule != "crossing" or has_crossing]),

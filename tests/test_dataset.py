@@ -19,7 +19,7 @@ from iglens_tl import _batches as batches
 from iglens_tl import dataset as dataset_module
 from iglens_tl._shard_rows import COLUMNS
 from iglens_tl._shards import RunFolder
-from tests.subjects import KINDS, each_kind, fresh, speaking, tiny
+from tests.subjects import D_MODEL, KINDS, each_kind, fresh, one_kind, speaking, tiny
 
 TEXTS = ["w05 w06 w07", "w11", "w20 w21 w22 w23 w24", "w30 w31", "w06 w06 w06 w06"]
 TARGETS = ["w09", "w10", "w12", "w13", "w14"]
@@ -57,10 +57,14 @@ def as_list(folder: Path) -> Any:
     return [{"prompt": text, "target": target} for text, target in zip(TEXTS, TARGETS, strict=True)]
 
 
-def as_json_lines(folder: Path) -> Any:
-    path = folder / "rows.jsonl"
+def as_json_lines(folder: Path, ending: str = ".jsonl") -> Any:
+    path = folder / f"rows{ending}"
     path.write_text("".join(json.dumps(row) + "\n" for row in as_list(folder)), encoding="utf-8")
     return path
+
+
+def as_json(folder: Path) -> Any:
+    return as_json_lines(folder, ".json")
 
 
 def as_parquet(folder: Path) -> Any:
@@ -75,7 +79,7 @@ def as_hf_dataset(folder: Path) -> Any:
     return datasets.Dataset.from_list(as_list(folder))
 
 
-@pytest.mark.parametrize("form", [as_list, as_json_lines, as_parquet, as_hf_dataset])
+@pytest.mark.parametrize("form", [as_list, as_json_lines, as_json, as_parquet, as_hf_dataset])
 def test_rows_with_columns(form: Any, model: Any, tmp_path: Path) -> None:
     summary = run_dataset(model, form(tmp_path), tmp_path / "out")
     assert summary.is_complete
@@ -408,8 +412,9 @@ def test_a_shard_that_is_damaged_foreign_or_there_twice_is_named(model: Any, tmp
     first, second = RunFolder(tmp_path / "one").shards()
     whole = first.read_bytes()
     first.write_bytes(whole[:-9])
-    with pytest.raises(ValueError, match=rf"{first.name} is no whole Parquet file.*Delete it"):
-        run_dataset(model, TEXTS, tmp_path / "one")
+    for call in (lambda: run_dataset(model, TEXTS, tmp_path / "one"), lambda: summarize(tmp_path / "one")):
+        with pytest.raises(ValueError, match=rf"{first.name} is no whole Parquet file.*Delete it"):
+            call()
     (foreign,) = RunFolder(tmp_path / "two").shards()
     first.write_bytes(foreign.read_bytes())
     with pytest.raises(ValueError, match="a shard of another run"):
@@ -419,10 +424,92 @@ def test_a_shard_that_is_damaged_foreign_or_there_twice_is_named(model: Any, tmp
         run_dataset(model, TEXTS, tmp_path / "one")
     first.write_bytes(whole)
     second.write_bytes(whole)
-    with pytest.raises(ValueError, match=r"several shards in .* hold prompt \d"):
-        run_dataset(model, TEXTS, tmp_path / "one")
+    for call in (lambda: run_dataset(model, TEXTS, tmp_path / "one"), lambda: summarize(tmp_path / "one")):
+        with pytest.raises(ValueError, match=r"several shards in .* hold prompt \d"):
+            call()
     second.unlink()
     assert run_dataset(model, TEXTS, tmp_path / "one", batch_size=3).is_complete
+
+
+@one_kind
+@pytest.mark.parametrize("column", ["prompt_index", "segment", "credit", "onset_peak"])
+def test_a_byte_that_changed_in_a_column_is_seen_by_the_summary(column: str, kind: str, tmp_path: Path) -> None:
+    """Each page has a checksum (its header and the file's end have none)."""
+    run_dataset(tiny(kind), [[3, 4], [5]], tmp_path)
+    (shard,) = RunFolder(tmp_path).shards()
+    whole = shard.read_bytes()
+    chunks = parquet.ParquetFile(shard).metadata.row_group(0)
+    chunk = next(c for c in map(chunks.column, range(chunks.num_columns)) if c.path_in_schema == column)
+    end = (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size
+    for place in range(end - 8, end):
+        shard.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=rf"{shard.name} is no whole Parquet file.*Delete it"):
+            summarize(tmp_path)
+
+
+def test_a_shard_without_a_column_is_named(model: Any, tmp_path: Path) -> None:
+    run_dataset(model, TEXTS, tmp_path)
+    (shard,) = RunFolder(tmp_path).shards()
+    parquet.write_table(parquet.read_table(shard).drop_columns(["credit"]), shard)
+    with pytest.raises(ValueError, match=rf"{shard.name} is no whole Parquet file \(no column credit\)"):
+        summarize(tmp_path)
+
+
+def test_a_record_that_is_none_is_named(model: Any, tmp_path: Path) -> None:
+    for text in ("{", "{}", "[]", '{"format": 1}', '{"format": "1", "identity": {}}'):
+        (tmp_path / "_run.json").write_text(text)
+        for call in (lambda: run_dataset(model, TEXTS, tmp_path), lambda: summarize(tmp_path)):
+            with pytest.raises(ValueError, match=r"_run\.json is (damaged|no record of a run)"):
+                call()
+
+
+def test_a_parquet_file_that_is_none_is_named(model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"rows\.parquet cannot be read as a Parquet file"):
+        run_dataset(model, path, tmp_path / "out")
+
+
+NO_PROMPT_COULD = {
+    "positions of another type": ({"positions": "a"}, TypeError, "positions must be"),
+    "a position beyond the longest prompt": ({"positions": 5000}, ValueError, "not even a prompt of (32|64) tokens"),
+    "a slice beyond it": ({"positions": slice(5000, None)}, ValueError, "not even a prompt of (32|64) tokens"),
+    "a tensor with a target a prompt": ({"targets": torch.arange(5)}, ValueError, r"pass a list, or tensor\[:, None\]"),
+    "a tensor of too many positions": ({"targets": torch.ones(5, 7).long()}, ValueError, "do not broadcast"),
+    "a tensor of fractions": ({"targets": torch.ones(5, 2), "positions": None}, TypeError, "whole-number"),
+    "a tensor of no token": ({"targets": torch.tensor([1000])}, ValueError, r"must lie in \[0, 50\)"),
+    "a narrow baseline": ({"baseline": torch.ones(5)}, ValueError, "baseline must be"),
+    "a narrow baseline a prompt": ({"baseline": torch.ones(5, 7)}, ValueError, "baseline must be"),
+    "a baseline of too many positions": ({"baseline": torch.ones(5, 3, D_MODEL)}, ValueError, "baseline must be"),
+    "the same token twice": ({"targets": 3, "incorrect_targets": 3}, ValueError, "share token id 3"),
+    "TOP twice": ({"targets": TOP, "incorrect_targets": TOP}, ValueError, "are both TOP"),
+}
+
+
+@pytest.mark.parametrize(("settings", "error", "words"), NO_PROMPT_COULD.values(), ids=NO_PROMPT_COULD)
+def test_settings_that_no_prompt_could_meet_are_refused_before_anything_runs(
+    settings: Any, error: Any, words: str, model: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        run_dataset(model, TEXTS, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
+SOME_PROMPT_COULD = {
+    "as many targets as one prompt has tokens": {"targets": torch.tensor([1, 2, 3, 4, 5]), "positions": None},
+    "likewise a prompt": {"targets": torch.ones(5, 5).long(), "positions": None},
+    "a target at each of two positions": {"targets": torch.tensor([1, 2]), "positions": [0, -1]},
+    "a position that one prompt has": {"positions": 4},
+    "a baseline that fits one prompt": {"baseline": torch.ones(5, 5, D_MODEL), "positions": None},
+    "what overlaps for one prompt": {"targets": [3, 4, 5, 6, 7], "incorrect_targets": 3},
+}
+
+
+@pytest.mark.parametrize("settings", SOME_PROMPT_COULD.values(), ids=SOME_PROMPT_COULD)
+def test_settings_that_some_prompt_can_meet_run(settings: Any, model: Any, tmp_path: Path) -> None:
+    summary = run_dataset(model, TEXTS, tmp_path / "out", prepend_bos=False, **settings)
+    assert summary.is_complete
+    assert len(summary.failures) < len(TEXTS)
 
 
 def test_a_deleted_shard_is_made_again(model: Any, tmp_path: Path) -> None:

@@ -54,10 +54,11 @@ def test_a_run_killed_ten_times_has_every_row_once(uninterrupted: tuple[Path, fl
         progress.append(RunFolder(tmp_path).n_done())
     assert progress == sorted(progress)
     assert 0 < progress[-1] < worker.N_PROMPTS
-    (tmp_path / ".left-behind.tmp").write_bytes(b"half a shard")
+    (tmp_path / f".{'0a' * 16}.tmp").write_bytes(b"half a shard")
+    (tmp_path / ".mine.tmp").write_bytes(b"somebody's own")
     assert worker.finished(worker.start(str(tmp_path), seconds)) == [0]
     assert_same_rows(tmp_path, whole)
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert [path.name for path in tmp_path.glob(".*.tmp")] == [".mine.tmp"], "only what a run left behind is removed"
 
 
 def test_the_rows_are_those_of_ig_lens(uninterrupted: tuple[Path, float]) -> None:

@@ -149,11 +149,16 @@ def _next_tokens(plan: PositionPlan, prompts: Prompts | None, host: Host) -> tup
 
 def refuse_overlap(target: Ids, incorrect: Ids, mask: Tensor) -> None:
     """A token on both sides of a difference cancels: refuse it."""
-    same = (target[..., :, None] == incorrect[..., None, :]) & (target[..., :, None] != PAD)
-    if bool((same.any(-1).any(-1) & mask).any()):
-        shared = target[..., :, None].expand_as(same)[same & mask[..., None, None]].unique().tolist()
+    wide, narrow = (target, incorrect) if target.shape[-1] >= incorrect.shape[-1] else (incorrect, target)
+    shared: set[int] = set()
+    for token in narrow.unbind(
+        -1
+    ):  # one by one: all pairs of two sets of a thousand words are a million at every position
+        there = (wide == token[..., None]).any(-1) & (token != PAD) & mask
+        shared.update(token[there].unique().tolist())
+    if shared:
         raise ValueError(
-            f"targets and incorrect_targets share token id {shorten(shared)}: their difference says nothing."
+            f"targets and incorrect_targets share token id {shorten(sorted(shared))}: their difference says nothing."
         )
 
 

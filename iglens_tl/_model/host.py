@@ -284,6 +284,23 @@ def hooked_points(*modules: torch.nn.Module | None) -> list[str]:
     return [str(point.name) for point in _hook_points(modules) if point.fwd_hooks]
 
 
+def hook_functions(*modules: torch.nn.Module | None) -> list[tuple[str, Callable[..., Any]]]:
+    """The forward hooks on the hook points inside these modules, as they were given, each with the name of its point."""
+    found: list[tuple[str, Callable[..., Any]]] = []
+    for point in _hook_points(modules):
+        added = {handle.hook.id for handle in point.fwd_hooks}  # a bridge has hooks of its own beside them
+        every: Mapping[int, Callable[..., Any]] = vars(point)["_forward_hooks"]
+        found += [(str(point.name), _as_given(hook)) for number, hook in every.items() if number in added]
+    return found
+
+
+def _as_given(full_hook: Callable[..., Any]) -> Callable[..., Any]:
+    """What TransformerLens's `add_hook` wrapped into a hook of PyTorch."""
+    names: tuple[str, ...] = getattr(getattr(full_hook, "__code__", None), "co_freevars", ())
+    cells = getattr(full_hook, "__closure__", None) or ()
+    return next((cell.cell_contents for name, cell in zip(names, cells, strict=True) if name == "hook"), full_hook)
+
+
 def package_version(name: str) -> str:
     try:
         return version(name)
