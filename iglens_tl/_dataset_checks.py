@@ -61,8 +61,8 @@ def check_settings(host: Host, question: Question, settings: Mapping[str, Any]) 
     """Refuse settings that no prompt could meet; runs nothing."""
     token = torch.zeros(1, host.max_tokens or _LONG, dtype=torch.long)  # the longest prompt that there could be
     plan = _longest_plan(question.positions, token)
+    # Whether every prompt has as many positions: else what goes by position can be judged of a single prompt only.
     fixed = not (question.positions is None or isinstance(question.positions, slice))
-    """Whether every prompt has as many positions: else what goes by position can be judged of a prompt alone."""
     baseline = settings["baseline"]
     if per_prompt(baseline):
         baseline = baseline[:1] if fixed or baseline.ndim == 2 else baseline[:1, :1]

@@ -162,8 +162,8 @@ def _identity(host: Host) -> tuple[bool | None, str]:
 def _compared(read: Tensor, said: Tensor, dtype: torch.dtype) -> tuple[bool, float, float]:
     """Two sets of logits: whether all probabilities agree, where they are furthest apart, and how far they may be there."""
     read, said = (logits.detach().double().cpu() for logits in (read, said))
-    size = torch.maximum(said.abs(), said.amax(-1, keepdim=True).abs())
-    _, off, most = agree(dtype, read.log_softmax(-1), said.log_softmax(-1), size)
+    largest = said.amax(-1, keepdim=True).abs()  # a word of smaller logit has less of the probability, or none at all
+    _, off, most = agree(dtype, read.log_softmax(-1), said.log_softmax(-1), largest)
     worst = int((off / most).argmax())
     return bool((off <= most).all()), float(off.flatten()[worst]), float(most.flatten()[worst])
 

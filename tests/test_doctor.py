@@ -231,6 +231,21 @@ def test_a_model_in_half_precision(kind: str, dtype: torch.dtype) -> None:
     assert f"logits in {str(dtype).removeprefix('torch.')}" in found(diagnosis)["unembedding"][1]
 
 
+@each_kind
+def test_a_model_with_words_that_have_no_probability(kind: str) -> None:
+    """Of logits of minus infinity no difference can be taken; that of their probabilities is nought."""
+    model = fresh(kind).model
+    unembed = model.unembed
+    if kind == "hooked":
+        unembed.b_U.data[10:20] = -torch.inf
+    else:
+        bias = torch.zeros(model.cfg.d_vocab)
+        bias[10:20] = -torch.inf
+        unembed.original_component.bias = torch.nn.Parameter(bias)
+    diagnosis = doctor(model)
+    assert diagnosis.ok, str(diagnosis)
+
+
 class _Strange(torch.nn.Module):
     """A norm that follows no known formula."""
 

@@ -151,9 +151,8 @@ def refuse_overlap(target: Ids, incorrect: Ids, mask: Tensor) -> None:
     """A token on both sides of a difference cancels: refuse it."""
     wide, narrow = (target, incorrect) if target.shape[-1] >= incorrect.shape[-1] else (incorrect, target)
     shared: set[int] = set()
-    for token in narrow.unbind(
-        -1
-    ):  # one by one: all pairs of two sets of a thousand words are a million at every position
+    # One by one: all pairs of two sets of a thousand words are a million at every position.
+    for token in narrow.unbind(-1):
         there = (wide == token[..., None]).any(-1) & (token != PAD) & mask
         shared.update(token[there].unique().tolist())
     if shared:
