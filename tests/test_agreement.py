@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from iglens_tl import NEXT, ReadoutMismatchError, doctor, ig_lens, split
 from iglens_tl._agreement import agree, allowed, allowed_log, coarsest
 from iglens_tl.demo import demo_model
 from tests.smollm2 import DEFAULT, WAYS
+from tests.subjects import each_kind, subject
 
 TEXTS = (
     "The capital of France is Paris, and the capital of Italy is Rome. The river Seine flows through Paris.",
@@ -98,3 +100,22 @@ def test_a_number_that_is_none_does_not_agree() -> None:
     numbers = torch.tensor([-1.0, float("nan")], dtype=torch.float64)
     good, _, _ = agree(torch.float32, numbers, torch.tensor([-1.0, -1.0]).double(), torch.tensor(1.0))
     assert good.tolist() == [True, False]
+
+
+@each_kind
+def test_the_most_probable_word_is_compared_where_the_target_agrees(kind) -> None:
+    """Two words share what they had together: no other word's probability changes, and the largest one does."""
+    model = subject(kind).model
+    tokens = torch.tensor([[3, 14, 15, 9]])
+    with torch.no_grad():
+        logits, cache = model.run_with_cache(tokens)
+    target = int(logits[0, -1].argmin())
+    ig_lens(cache, tokens, targets=target, logits=logits)
+    changed = logits.clone()
+    first, last = logits[0, -1].argmax(), 7 if target != 7 else 8
+    assert int(first) != last
+    both = [int(first), last]
+    changed[0, -1, both] = logits[0, -1, both].logsumexp(0) - math.log(2)
+    torch.testing.assert_close(changed.log_softmax(-1)[0, -1, target], logits.log_softmax(-1)[0, -1, target])
+    with pytest.raises(ReadoutMismatchError, match=r"logits= are of another run|something between its last block"):
+        ig_lens(cache, tokens, targets=target, logits=changed)

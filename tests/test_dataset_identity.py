@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from iglens_tl import run_dataset
-from iglens_tl._model.host import host_of
+from iglens_tl._model.host import hook_functions, host_of
 from iglens_tl._model.identity import function_identity
 from tests.subjects import D_MODEL, N_LAYERS, each_kind, fresh
 
@@ -167,3 +167,16 @@ def test_another_process_tells_the_same(kind) -> None:
     ]
     assert said[0] == said[1]
     assert len(set(said[0])) == len(LENSES) + 2
+
+
+@each_kind
+def test_hooks_are_those_that_were_added_through_transformer_lens(kind) -> None:
+    """A hook of PyTorch's own on the same point (a bridge wires itself with such) is not the user's."""
+    model = fresh(kind).model
+    mine = hook(2.0)
+    bare = model.hook_dict[POINT].register_forward_hook(lambda module, given, state: None)
+    assert hook_functions(model) == []
+    with model.hooks(fwd_hooks=[(POINT, mine)]):
+        ((_, function),) = hook_functions(model)
+    assert function is mine
+    bare.remove()
