@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from iglens_tl import NEXT, TOP, IGLensResult, TokenSet, ig_lens
+from iglens_tl._core.levels import PAD
 from iglens_tl._model import tokens
+from iglens_tl._model.answers import refuse_overlap
 from iglens_tl._model.host import Host
 from iglens_tl._model.tokens import token_text
 from tests.models import BATCH, TOKENS
@@ -573,3 +575,13 @@ def test_the_space_that_sentencepiece_hides_is_shown(token: int, text: str) -> N
     model = types.SimpleNamespace(tokenizer=_Pieces())
     host = Host(model=model, kind="hooked", n_layers=1, d_model=1, d_vocab=6, d_vocab_out=6)
     assert token_text(host, token) == text
+
+
+def test_what_fills_a_set_up_and_what_is_masked_is_on_neither_side() -> None:
+    there, masked = torch.tensor([[True]]), torch.tensor([[False]])
+    few, many = torch.tensor([[[1, PAD]]]), torch.tensor([[[2, 3, PAD]]])
+    refuse_overlap(few, many, there)
+    refuse_overlap(many, many, masked)
+    for one, other in ((many, few), (few, many)):
+        with pytest.raises(ValueError, match=r"share token id 2, 3:"):
+            refuse_overlap(torch.cat([one, torch.tensor([[[3, 2]]])], -1), torch.cat([other, many], -1), there)
